@@ -1,0 +1,244 @@
+"""The frames between the daemon and an engine process, and the nouns both sides share.
+
+A frame is a 4-byte big-endian length and one msgpack-encoded struct. Frames
+travel over an inherited socketpair: end-of-file on it is how either side
+learns, at once, that the other is gone.
+
+This module imports neither MLX nor anything of the daemon.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+HEADER_BYTES = 4
+MAX_FRAME_BYTES = 256 * 1024 * 1024
+
+
+class Lane(StrEnum):
+    """Where a request runs: with others, or alone."""
+
+    BATCH = "batch"
+    SERIAL = "serial"
+
+
+class FinishReason(StrEnum):
+    """How the engine ended a row."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Sampling parameters of one request, every default resolved.
+
+    Filters apply in mlx-lm's order: top_p, min_p, top_k, then temperature.
+    """
+
+    seed: int  # 64 bits unsigned; drawn by the daemon when the client set none
+    temperature: float = 1.0  # 0 = greedy
+    top_p: float = 1.0  # 1 = off
+    top_k: int = 0  # 0 = off
+    min_p: float = 0.0  # 0 = off
+    repetition_penalty: float = 1.0  # 1 = off
+    repetition_context_size: int = 20
+    presence_penalty: float = 0.0  # 0 = off
+    presence_context_size: int = 20
+    frequency_penalty: float = 0.0  # 0 = off
+    frequency_context_size: int = 20
+    logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
+    # None = no log-probabilities; 0 = the chosen token's; k = the k best as well.
+    logprobs: int | None = None
+
+
+class BatchTuning(msgspec.Struct, frozen=True):
+    """The batch settings that an engine can change between two steps."""
+
+    width: int
+    prefill_chunk: int
+    prefill_budget: int
+
+
+# --- daemon to engine ---------------------------------------------------------
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """First frame: which model to load and how."""
+
+    model_path: str
+    dtype: str  # "auto" | "float32" | "float16" | "bfloat16"
+    context: int | None  # None = the model's own
+    trust_remote_code: bool
+    batch: BatchTuning
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """Run one request. Ids are unique for the life of the connection."""
+
+    id: int
+    lane: Lane
+    prompt: list[int]  # every id is below Capabilities.vocab_size, at least one
+    max_tokens: int  # a real number, at least 1
+    eos: list[int]
+    sampling: Sampling
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """End a request. Unknown or finished ids are ignored; else `Finished` follows."""
+
+    id: int
+
+
+class Retune(msgspec.Struct, frozen=True, tag=True):
+    """Change batch settings between two steps; running rows are not touched."""
+
+    batch: BatchTuning
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """End the process now. The daemon has drained before, if it wanted to."""
+
+
+ToEngine = Start | Submit | Cancel | Retune | Stop
+
+
+# --- engine to daemon ---------------------------------------------------------
+
+
+class Blas(msgspec.Struct, frozen=True):
+    """What does matrix products on the CPU, as found in the process's memory map."""
+
+    name: str  # "openblas" | "mkl" | "accelerate" | "reference" | "none" (not a CPU engine)
+    path: str | None
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """First frame of the engine, before it loads anything."""
+
+    pid: int
+    mlx: str
+    mlx_lm: str
+    device: str
+    blas: Blas
+
+
+class Phase(msgspec.Struct, frozen=True, tag=True):
+    """Said before anything that can block; `budget` seconds is what it may take."""
+
+    name: str  # "load" | "warmup" | "compile" | "prefill" | "step" | "serial" | "idle"
+    budget: float
+
+
+class Capabilities(msgspec.Struct, frozen=True):
+    """What this engine can do with the loaded model."""
+
+    vocab_size: int
+    context: int
+    cache_classes: list[str]  # distinct mlx-lm cache classes, sorted
+    # Why the model can only run in the serial lane ("cache"), or None.
+    serial_only: str | None
+    # The traits of SPEC 1 that the batch lane can take with this model.
+    batchable: list[str]
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The model is loaded and warmed up."""
+
+    capabilities: Capabilities
+    load_seconds: float
+    warmup_seconds: float
+    weight_bytes: int
+
+
+class LoadFailed(msgspec.Struct, frozen=True, tag=True):
+    """The model cannot be served. The engine exits after this frame."""
+
+    message: str
+
+
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """The request left the engine's waiting line; its prefill begins."""
+
+    id: int
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True):
+    """Natural log-probabilities after processors, before temperature."""
+
+    chosen: float
+    top: list[tuple[int, float]]  # (token id, log-probability), best first
+
+
+class Token(msgspec.Struct, frozen=True):
+    """One generated token of one request. An end-of-sequence token is never sent."""
+
+    id: int
+    token: int
+    logprobs: TokenLogprobs | None = None
+
+
+class Step(msgspec.Struct, frozen=True, tag=True):
+    """One iteration: the tokens it gave, in the order of their rows."""
+
+    lane: Lane
+    rows: int  # rows that decoded in this step
+    seconds: float  # wall time since the previous step's end, or the iteration's start
+    tokens: list[Token]
+    kv_bytes: int  # all pools and unfinished prefills together
+
+
+class Finished(msgspec.Struct, frozen=True, tag=True):
+    """The one terminal frame of a request."""
+
+    id: int
+    reason: FinishReason
+    prompt_tokens: int
+    cached_tokens: int
+    # Every token sampled for the row and accounted to it, an end-of-sequence
+    # token included; equals the Token frames sent, plus one for `stop`.
+    generated_tokens: int
+    # Sampled for this row after its end (the pipeline runs one step ahead).
+    discarded_tokens: int
+    prefill_seconds: float
+    decode_seconds: float
+    error: str | None = None
+
+
+ToDaemon = Hello | Phase | Ready | LoadFailed | Started | Step | Finished
+
+
+_encoder = msgspec.msgpack.Encoder()
+_engine_decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+_daemon_decoder: msgspec.msgpack.Decoder[ToDaemon] = msgspec.msgpack.Decoder(ToDaemon)
+
+
+def pack(message: ToEngine | ToDaemon) -> bytes:
+    """The message as one frame, header included."""
+    body = _encoder.encode(message)
+    return len(body).to_bytes(HEADER_BYTES, "big") + body
+
+
+def body_length(header: bytes) -> int:
+    """Length of the body that follows this header.
+
+    Raises:
+        ValueError: longer than any frame can be; the stream is out of step.
+    """
+    length = int.from_bytes(header, "big")
+    if length > MAX_FRAME_BYTES:
+        raise ValueError(f"frame of {length} bytes; the limit is {MAX_FRAME_BYTES}")
+    return length
+
+
+def unpack_to_engine(body: bytes) -> ToEngine:
+    """Decode a frame's body that came from the daemon."""
+    return _engine_decoder.decode(body)
+
+
+def unpack_to_daemon(body: bytes) -> ToDaemon:
+    """Decode a frame's body that came from an engine."""
+    return _daemon_decoder.decode(body)
