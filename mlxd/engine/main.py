@@ -1,0 +1,184 @@
+"""The engine process: read the inbox, step the scheduler, write the outbox.
+
+One plain loop, no threads, no asyncio. The process ends when the daemon's end
+of the socket closes, on `Stop`, or after it said why it cannot load.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import mlx.core as mx
+
+from mlxd import wire
+from mlxd.blas import identify
+from mlxd.engine import loading, warmup
+from mlxd.engine.runner import Runner
+from mlxd.engine.scheduler import Scheduler
+from mlxd.wire import Cancel, Phase, Retune, Start, Stop, Submit
+
+#: Seconds that phases may take before they count as hung. Loading reads files at
+#: 50 MB/s or better; a first compilation can take a minute on CUDA.
+LOAD_FLOOR = 60.0
+LOAD_BYTES_PER_SECOND = 50e6
+WARMUP_BUDGET = 900.0
+WORK_BUDGET = 120.0
+IDLE_BUDGET = float("inf")
+
+
+class Disconnected(Exception):
+    """The daemon is gone."""
+
+
+class Link:
+    """The engine's end of the socketpair."""
+
+    def __init__(self, fd: int) -> None:
+        self._socket = socket.socket(fileno=fd)
+        self._buffer = bytearray()
+
+    def send(self, *messages: wire.ToDaemon) -> None:
+        """Write frames; blocks while the daemon does not read.
+
+        Raises:
+            Disconnected: the daemon is gone.
+        """
+        try:
+            self._socket.sendall(b"".join(wire.pack(message) for message in messages))
+        except OSError as error:
+            raise Disconnected from error
+
+    def first(self) -> wire.ToEngine:
+        """Wait for one frame and leave what follows it for `receive`.
+
+        Raises:
+            Disconnected: end of file.
+        """
+        while (message := self._next()) is None:
+            self._read(block=True)
+        return message
+
+    def receive(self, *, wait: bool) -> list[wire.ToEngine]:
+        """Every frame that has arrived, in order; with `wait`, at least one.
+
+        Raises:
+            Disconnected: end of file.
+        """
+        messages: list[wire.ToEngine] = []
+        while True:
+            while (message := self._next()) is not None:
+                messages.append(message)
+            if not self._read(block=wait and not messages):
+                return messages
+
+    def _read(self, *, block: bool) -> bool:
+        """Read once into the buffer; False where nothing has arrived."""
+        try:
+            data = self._socket.recv(1 << 20, 0 if block else socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise Disconnected from error
+        if not data:
+            raise Disconnected
+        self._buffer += data
+        return True
+
+    def _next(self) -> wire.ToEngine | None:
+        """Take one complete frame off the buffer."""
+        if len(self._buffer) < wire.HEADER_BYTES:
+            return None
+        end = wire.HEADER_BYTES + wire.body_length(bytes(self._buffer[: wire.HEADER_BYTES]))
+        if len(self._buffer) < end:
+            return None
+        body = bytes(self._buffer[wire.HEADER_BYTES : end])
+        del self._buffer[:end]
+        return wire.unpack_to_engine(body)
+
+
+def run(fd: int) -> int:
+    """Serve one model over the inherited socket; the process's exit status."""
+    link = Link(fd)
+    try:
+        return _serve(link)
+    except Disconnected:
+        return 0
+
+
+def _serve(link: Link) -> int:
+    # Compilers that MLX starts would inherit the preloaded library.
+    os.environ.pop("LD_PRELOAD", None)
+    link.send(_hello())
+    start = link.first()
+    if not isinstance(start, Start):
+        raise TypeError(f"the first frame must be Start, not {type(start).__name__}")
+    size = loading.weight_file_bytes(Path(start.model_path))
+    link.send(Phase("load", LOAD_FLOOR + size / LOAD_BYTES_PER_SECOND))
+    try:
+        loaded = loading.load(start)
+        _wire_memory()
+        link.send(Phase("warmup", WARMUP_BUDGET))
+        runner = Runner(loaded, start.batch.width)
+        warmed = warmup.run(runner, loaded, start.batch)
+    except Exception as error:  # noqa: BLE001  # told to the daemon, which tells the operator
+        link.send(wire.LoadFailed(f"{type(error).__name__}: {error}"))
+        return 1
+    link.send(
+        wire.Ready(warmed.capabilities, loaded.seconds, warmed.seconds, loaded.weight_bytes),
+        Phase("idle", IDLE_BUDGET),
+    )
+    return _loop(link, Scheduler(runner, start.batch, time.perf_counter))
+
+
+def _loop(link: Link, scheduler: Scheduler) -> int:
+    """The loop itself."""
+    activity = "idle"
+    while True:
+        for message in link.receive(wait=scheduler.idle):
+            match message:
+                case Submit():
+                    scheduler.submit(message)
+                case Cancel():
+                    scheduler.cancel(message)
+                case Retune(batch):
+                    scheduler.retune(batch)
+                case Stop():
+                    return 0
+        if not scheduler.idle:
+            now = scheduler.activity
+            if now != activity:
+                link.send(Phase(now, WORK_BUDGET))
+                activity = now
+            link.send(*scheduler.step())
+        if scheduler.idle and activity != "idle":
+            activity = "idle"
+            link.send(Phase(activity, IDLE_BUDGET))
+
+
+def _hello() -> wire.Hello:
+    on_cpu = mx.default_device() == mx.Device(mx.cpu)
+    # The first product maps what the loader has not yet.
+    mx.eval(mx.ones((4, 4)) @ mx.ones((4, 4)))
+    blas = wire.Blas("none", None)
+    if sys.platform == "darwin" and on_cpu:
+        blas = wire.Blas("accelerate", None)
+    elif on_cpu:
+        blas = identify(Path("/proc/self/maps").read_text())
+    return wire.Hello(
+        pid=os.getpid(),
+        mlx=version("mlx"),
+        mlx_lm=version("mlx-lm"),
+        device="cpu" if on_cpu else "gpu",
+        blas=blas,
+    )
+
+
+def _wire_memory() -> None:
+    """On Metal, keep up to the recommended working set resident; set once, never restored."""
+    if mx.metal.is_available():
+        mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))

@@ -1,0 +1,117 @@
+"""A pool: the slots of one capacity class, at one width, that step together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from mlxd.engine.slots import LayerSpec
+
+#: Capacity classes are this far apart. A step reads only the columns in use, so
+#: the classes bound memory, not time; every further class that is in use at the
+#: same time costs another reading of the weights.
+CLASS_FACTOR = 4
+SMALLEST_CLASS = 512
+SMALLEST_COLUMNS = 64
+
+
+def capacity_classes(context: int) -> list[int]:
+    """Capacities from the smallest class up to the context, the last one exact."""
+    classes = []
+    capacity = SMALLEST_CLASS
+    while capacity < context:
+        classes.append(capacity)
+        capacity *= CLASS_FACTOR
+    return [*classes, context]
+
+
+def rungs(width: int) -> list[int]:
+    """Widths that a pool can have: powers of two, then the configured width."""
+    ladder = []
+    rung = 1
+    while rung < width:
+        ladder.append(rung)
+        rung *= 2
+    return [*ladder, width]
+
+
+def columns_for(length: int, capacity: int) -> int:
+    """How many columns a step reads when the longest row has `length` tokens.
+
+    Rounded up to an eighth of the next lower power of two (at least 64), so
+    that rows share compiled shapes and at most an eighth is read in vain.
+    """
+    grain = max(SMALLEST_COLUMNS, (1 << (length.bit_length() - 1)) // 8)
+    return min(-(-length // grain) * grain, capacity)
+
+
+class Pool:
+    """Slots 0..rung of one capacity; the lowest free slot is always taken first.
+
+    The runner owns the pool; nothing else writes it. Rows are opaque here.
+    """
+
+    def __init__(self, layout: Sequence[LayerSpec], capacity: int, rung: int) -> None:
+        self.layout = layout
+        self.capacity = capacity
+        self.layers = [spec.slots(spec, rung, capacity) for spec in layout]
+        # The token that each slot feeds to the next step.
+        self.tokens = mx.zeros((rung,), mx.uint32)
+        self._taken: set[int] = set()
+
+    @property
+    def rung(self) -> int:
+        """Number of slots."""
+        return self.tokens.shape[0]
+
+    @property
+    def live(self) -> int:
+        """Number of taken slots."""
+        return len(self._taken)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots, taken or not."""
+        return self.rung * sum(spec.row_bytes(self.capacity) for spec in self.layout)
+
+    def take(self) -> int:
+        """The lowest free slot. The pool must not be full."""
+        slot = next(slot for slot in range(self.rung) if slot not in self._taken)
+        self._taken.add(slot)
+        return slot
+
+    def free(self, slot: int) -> None:
+        """Give a slot back. Its columns stay as they are; masks hide them."""
+        self._taken.remove(slot)
+
+    def join(self, slot: int, caches: Sequence[Any], row: int, length: int, token: int) -> None:
+        """Write a prefilled row: its first `length` tokens' state, and the token to feed next."""
+        for layer, cache in zip(self.layers, caches, strict=True):
+            layer.join(slot, cache, row, length)
+        self.tokens[slot] = token
+
+    def move(self, slot: int, source: Pool, source_slot: int) -> None:
+        """Copy one row from another pool, or from another slot of this one."""
+        for layer, other in zip(self.layers, source.layers, strict=True):
+            layer.move(slot, other, source_slot)
+        self.tokens[slot] = source.tokens[source_slot]
+
+    def resize(self, rung: int) -> None:
+        """Change the width; taken slots must lie below the new one."""
+        if any(slot >= rung for slot in self._taken):
+            raise ValueError(f"a taken slot lies beyond rung {rung}")
+        padding = mx.zeros((max(0, rung - self.rung),), mx.uint32)
+        self.tokens = mx.concatenate([self.tokens[:rung], padding])
+        for layer in self.layers:
+            layer.resize(rung)
+
+    def arrays(self) -> list[list[mx.array]]:
+        """Every layer's arrays."""
+        return [layer.arrays() for layer in self.layers]
+
+    def adopt(self, arrays: list[list[mx.array]]) -> None:
+        """Every layer's arrays as a step returned them."""
+        for layer, updated in zip(self.layers, arrays, strict=True):
+            layer.adopt(updated)

@@ -1,0 +1,239 @@
+"""Acts for the scheduler: prefill, the pools and their compiled step, the serial lane.
+
+Everything is enqueued asynchronously; only `collect` waits. One step is
+enqueued ahead of the one being read.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from mlxd.engine import prefill, serial
+from mlxd.engine.loading import LoadedModel
+from mlxd.engine.pool import Pool, capacity_classes, columns_for, rungs
+from mlxd.engine.prefill import Chunk, Prefilled
+from mlxd.engine.sampling import RowSampler, sample
+from mlxd.engine.slots import LayerSpec
+from mlxd.wire import Submit, TokenLogprobs
+
+Arrays = list[list[mx.array]]  # of every layer
+#: tokens [rung], positions [rung], arrays -> logits [rung, vocabulary], updated arrays
+Forward = Callable[[mx.array, mx.array, Arrays], tuple[mx.array, Arrays]]
+
+#: Steps that a pool's width stays above what its rows need before it shrinks.
+SHRINK_AFTER = 32
+#: A joining row gets a class that holds this many more tokens, or its limit.
+HEADROOM = 64
+
+
+@dataclass(slots=True)
+class Seat:
+    """Where a decoding row sits. Owned by the runner."""
+
+    pool: Pool
+    slot: int
+    position: int  # column that the row's next step writes
+    sampler: RowSampler
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """A step on its way: which rows are in it and where their tokens will stand."""
+
+    rows: list[int]
+    parts: list[tuple[mx.array, list[int]]]  # tokens of a pool, slots of `rows` in order
+
+
+class Runner:
+    """Fulfils the scheduler's `Runner` port with MLX."""
+
+    def __init__(self, loaded: LoadedModel, width: int) -> None:
+        self._model = loaded.model
+        self._vocab_size = loaded.vocab_size
+        self._layout: list[LayerSpec] = loaded.layout or []
+        self._classes = capacity_classes(loaded.context)
+        # Columns read -> compiled step, which keeps a trace for every width and capacity.
+        self._forward: dict[int, Forward] = {}
+        self._pools: dict[int, Pool] = {}
+        self._slack: dict[int, int] = {}  # capacity -> steps that its pool was too wide
+        self._prefilled: dict[int, Prefilled] = {}
+        self._seats: dict[int, Seat] = {}
+        self._enqueued: deque[Enqueued] = deque()
+        self.width = width
+        windows = [spec.window for spec in self._layout if spec.window is not None]
+        self._smallest_window = min(windows, default=loaded.context)
+
+    # --- prefill --------------------------------------------------------------
+
+    def prefill(self, chunks: Sequence[Chunk]) -> None:
+        """Enqueue these chunks, similar whole prompts together.
+
+        Waits for earlier chunks first, so that at most one call's work is queued.
+        """
+        for pending in self._prefilled.values():
+            mx.eval(prefill.arrays_of(pending.caches))
+        for group in prefill.groups(chunks, self._smallest_window):
+            state = self._prefilled.get(group[0].row)
+            for chunk, done in zip(group, prefill.run(self._model, group, state), strict=True):
+                self._prefilled[chunk.row] = done
+
+    def seat(self, row: int, request: Submit) -> None:
+        """Join a prefilled row: from the next step on it decodes."""
+        length = len(request.prompt)
+        need = length + min(request.max_tokens, HEADROOM)
+        pool = self._pool_with_room(need)
+        slot = pool.take()
+        state = self._prefilled.pop(row, None)
+        if state is None:  # a prompt of one token has nothing to prefill
+            pool.tokens[slot] = request.prompt[-1]
+        else:
+            pool.join(slot, state.caches, state.row, state.length, request.prompt[-1])
+        sampler = RowSampler.of(request.sampling, self._vocab_size)
+        self._seats[row] = Seat(pool, slot, length - 1, sampler)
+
+    def release(self, row: int) -> None:
+        """Forget a row in whatever phase it is; its tokens on the way are dropped."""
+        self._prefilled.pop(row, None)
+        seat = self._seats.pop(row, None)
+        if seat is not None:
+            seat.pool.free(seat.slot)
+
+    # --- decode ---------------------------------------------------------------
+
+    def decode(self, rows: Sequence[int]) -> None:
+        """Enqueue one step of these rows, which are seated, over all their pools."""
+        for row in rows:
+            seat = self._seats[row]
+            if seat.position >= seat.pool.capacity:
+                self._move_up(seat)
+        parts = []
+        ordered: list[int] = []
+        for pool in list(self._pools.values()):
+            inside = [row for row in rows if self._seats[row].pool is pool]
+            if inside:
+                parts.append((self._step(pool, inside), [self._seats[r].slot for r in inside]))
+                ordered.extend(inside)
+        mx.async_eval([tokens for tokens, _slots in parts])
+        self._enqueued.append(Enqueued(ordered, parts))
+        self._shrink()
+
+    def collect(self) -> list[tuple[int, int]]:
+        """Wait for the oldest step on its way; (row, token) for each row that was in it."""
+        step = self._enqueued.popleft()
+        tokens: list[int] = []
+        for array, slots in step.parts:
+            values = np.array(array)
+            tokens.extend(int(values[slot]) for slot in slots)
+        return list(zip(step.rows, tokens, strict=True))
+
+    def reset(self) -> None:
+        """After a failed step: drop every row's state, and what is on its way."""
+        self._enqueued.clear()
+        self._prefilled.clear()
+        self._seats.clear()
+        self._pools.clear()
+        self._slack.clear()
+        mx.clear_cache()
+
+    def _step(self, pool: Pool, rows: Sequence[int]) -> mx.array:
+        """Enqueue forward and sample of one pool; tokens [rung] of its slots."""
+        positions = [0] * pool.rung
+        samplers: list[RowSampler | None] = [None] * pool.rung
+        draws = [0.0] * pool.rung
+        for row in rows:
+            seat = self._seats[row]
+            positions[seat.slot] = seat.position
+            samplers[seat.slot] = seat.sampler
+            seat.position += 1
+            draws[seat.slot] = seat.sampler.draw(seat.position)
+        columns = columns_for(max(positions) + 1, pool.capacity)
+        logits, arrays = self._compiled(columns)(
+            pool.tokens, mx.array(positions, dtype=mx.int32), pool.arrays()
+        )
+        pool.adopt(arrays)
+        pool.tokens = sample(logits, samplers, draws)
+        return pool.tokens
+
+    def _compiled(self, columns: int) -> Forward:
+        """The forward pass that reads `columns` columns, compiled once per shape."""
+        if columns not in self._forward:
+            layout, model = self._layout, self._model
+
+            def forward(
+                tokens: mx.array, positions: mx.array, arrays: Arrays
+            ) -> tuple[mx.array, Arrays]:
+                caches = [
+                    spec.slots.bind(spec, layer, positions, columns)
+                    for spec, layer in zip(layout, arrays, strict=True)
+                ]
+                logits = model(tokens[:, None], cache=caches)
+                return logits[:, -1, :], [cache.arrays() for cache in caches]
+
+            self._forward[columns] = mx.compile(forward)
+        return self._forward[columns]
+
+    # --- pools ----------------------------------------------------------------
+
+    def _pool_with_room(self, need: int) -> Pool:
+        """The pool of the smallest class that holds `need` tokens, with a free slot."""
+        capacity = next((c for c in self._classes if c >= need), self._classes[-1])
+        pool = self._pools.get(capacity)
+        if pool is None:
+            pool = self._pools[capacity] = Pool(self._layout, capacity, 1)
+        if pool.live == pool.rung:
+            pool.resize(next(rung for rung in rungs(self.width) if rung > pool.live))
+        self._slack[capacity] = 0
+        return pool
+
+    def _move_up(self, seat: Seat) -> None:
+        """Move a row that filled its class to the next one."""
+        pool = self._pool_with_room(seat.position + 1)
+        slot = pool.take()
+        pool.move(slot, seat.pool, seat.slot)
+        seat.pool.free(seat.slot)
+        seat.pool, seat.slot = pool, slot
+
+    def _shrink(self) -> None:
+        """Narrow pools that have been too wide for a while; drop empty ones."""
+        for capacity, pool in list(self._pools.items()):
+            fitting = next(rung for rung in rungs(self.width) if rung >= max(pool.live, 1))
+            too_wide = pool.live == 0 or fitting < pool.rung
+            self._slack[capacity] = self._slack[capacity] + 1 if too_wide else 0
+            if self._slack[capacity] < SHRINK_AFTER:
+                continue
+            self._slack[capacity] = 0
+            if pool.live == 0:
+                del self._pools[capacity], self._slack[capacity]
+            else:
+                self._compact(pool, fitting)
+            mx.clear_cache()
+
+    def _compact(self, pool: Pool, rung: int) -> None:
+        """Move the rows that sit beyond `rung` below it, then narrow the pool."""
+        for seat in self._seats.values():
+            if seat.pool is pool and seat.slot >= rung:
+                slot = pool.take()
+                pool.move(slot, pool, seat.slot)
+                pool.free(seat.slot)
+                seat.slot = slot
+        pool.resize(rung)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of all pools and of all states still outside one."""
+        return sum(pool.nbytes for pool in self._pools.values()) + sum(
+            state.nbytes for state in self._prefilled.values()
+        )
+
+    # --- serial lane ----------------------------------------------------------
+
+    def serial(
+        self, request: Submit, chunk: int
+    ) -> Iterator[tuple[int, TokenLogprobs | None] | None]:
+        """Run one request alone through mlx-lm's generator; None after each prefill chunk."""
+        return serial.generate(self._model, self._vocab_size, request, chunk)

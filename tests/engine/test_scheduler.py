@@ -1,0 +1,398 @@
+"""The scheduler decides without a clock and without a model: its tests are scripts of events."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxd.engine.prefill import Chunk
+from mlxd.engine.scheduler import Scheduler
+from mlxd.wire import (
+    BatchTuning,
+    Cancel,
+    Finished,
+    FinishReason,
+    Lane,
+    Sampling,
+    Started,
+    Step,
+    Submit,
+    TokenLogprobs,
+)
+
+EOS = 0
+
+
+class RuleBroken(BaseException):
+    """The scheduler broke a rule of the port; not an Exception, so that no step handler eats it."""
+
+
+def hold(rule: bool) -> None:
+    """Fail the test where a rule of the port is broken."""
+    if not rule:
+        raise RuleBroken
+
+
+class FakeRunner:
+    """Records what it is asked to do; row r's tokens are scripted, or count up from 1.
+
+    It holds the scheduler to the port's rules: a row is prefilled in order, seated
+    when complete, decoded while seated, and the lanes never overlap.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.log: list[tuple[str, list[int]]] = []
+        self.script: dict[int, list[int]] = {}
+        self.prefilled: dict[int, int] = {}
+        self.seated: set[int] = set()
+        self.given: dict[int, int] = {}
+        self.enqueued: deque[list[tuple[int, int]]] = deque()
+        self.serial_running = 0
+        self.fail_next: Exception | None = None
+
+    def prefill(self, chunks: Sequence[Chunk]) -> None:
+        hold(not self.serial_running)
+        self._maybe_fail()
+        self.log.append(("prefill", [chunk.row for chunk in chunks]))
+        for chunk in chunks:
+            hold(chunk.start == self.prefilled.get(chunk.row, 0))
+            self.prefilled[chunk.row] = chunk.start + len(chunk.tokens)
+
+    def seat(self, row: int, request: Submit) -> None:
+        hold(self.prefilled.get(row, 0) == len(request.prompt) - 1)
+        hold(row not in self.seated)
+        self.seated.add(row)
+        hold(len(self.seated) <= self.width)
+
+    def decode(self, rows: Sequence[int]) -> None:
+        hold(not self.serial_running)
+        self._maybe_fail()
+        hold(set(rows) <= self.seated)
+        self.log.append(("decode", list(rows)))
+        self.enqueued.append([(row, self._token(row)) for row in rows])
+
+    def collect(self) -> list[tuple[int, int]]:
+        return self.enqueued.popleft()
+
+    def release(self, row: int) -> None:
+        self.prefilled.pop(row, None)
+        self.seated.discard(row)
+
+    def serial(
+        self, request: Submit, chunk: int
+    ) -> Iterator[tuple[int, TokenLogprobs | None] | None]:
+        hold(not self.seated)
+        hold(not self.enqueued)
+        self.serial_running += 1
+        try:
+            for _ in range(0, len(request.prompt) - 1, chunk):
+                yield None
+            for _ in range(request.max_tokens):
+                self.log.append(("serial", [request.id]))
+                self._maybe_fail()
+                yield self._token(request.id), None
+        finally:
+            self.serial_running -= 1
+
+    def reset(self) -> None:
+        self.prefilled.clear()
+        self.seated.clear()
+        self.enqueued.clear()
+
+    @property
+    def kv_bytes(self) -> int:
+        return 100 * len(self.seated)
+
+    def _token(self, row: int) -> int:
+        place = self.given[row] = self.given.get(row, 0) + 1
+        script = self.script.get(row)
+        return script[place - 1] if script and place <= len(script) else place
+
+    def _maybe_fail(self) -> None:
+        if self.fail_next is not None:
+            error, self.fail_next = self.fail_next, None
+            raise error
+
+
+class Bench:
+    """A scheduler over the fake, with the events it gave."""
+
+    def __init__(self, width: int = 2, chunk: int = 16, budget: int = 32) -> None:
+        self.runner = FakeRunner(width)
+        ticks = itertools.count().__next__
+        self.scheduler = Scheduler(
+            self.runner, BatchTuning(width, chunk, budget), lambda: float(ticks())
+        )
+        self.tokens: dict[int, list[int]] = {}
+        self.finished: dict[int, Finished] = {}
+        self.started: list[int] = []
+
+    def submit(
+        self, number: int, *, prompt: int = 4, count: int = 3, lane: Lane = Lane.BATCH
+    ) -> None:
+        self.tokens[number] = []
+        sampling = Sampling(seed=number)
+        self.scheduler.submit(Submit(number, lane, [1] * prompt, count, [EOS], sampling))
+
+    def step(self, times: int = 1) -> None:
+        for _ in range(times):
+            for event in self.scheduler.step():
+                match event:
+                    case Started(row):
+                        self.started.append(row)
+                    case Step():
+                        for token in event.tokens:
+                            self.tokens[token.id].append(token.token)
+                    case Finished():
+                        assert event.id not in self.finished
+                        self.finished[event.id] = event
+
+    def drain(self, limit: int = 10_000) -> None:
+        for _ in range(limit):
+            if self.scheduler.idle:
+                return
+            self.step()
+        pytest.fail("the scheduler did not come to rest")
+
+
+def test_an_end_of_sequence_token_ends_the_row_with_stop_and_is_counted_but_not_emitted() -> None:
+    """SPEC 1: it counts as generated."""
+    bench = Bench()
+    bench.runner.script[1] = [5, 6, EOS, 9]
+    bench.submit(1, count=10)
+    bench.drain()
+    assert bench.tokens[1] == [5, 6]
+    result = bench.finished[1]
+    assert result.reason is FinishReason.STOP
+    assert result.generated_tokens == 3
+    assert result.discarded_tokens == 1  # one step was on its way
+
+
+def test_end_of_sequence_at_the_limit_is_stop_and_not_length() -> None:
+    """At one token the order is end of sequence, then length."""
+    bench = Bench()
+    bench.runner.script[1] = [5, EOS]
+    bench.submit(1, count=2)
+    bench.drain()
+    assert bench.finished[1].reason is FinishReason.STOP
+
+
+def test_reaching_the_limit_ends_with_length_and_computes_nothing_in_vain() -> None:
+    """The host knows the limit, so no step is enqueued past it."""
+    bench = Bench()
+    bench.submit(1, count=3)
+    bench.drain()
+    assert bench.tokens[1] == [1, 2, 3]
+    assert bench.finished[1].reason is FinishReason.LENGTH
+    assert bench.finished[1].discarded_tokens == 0
+
+
+def test_rows_join_between_two_steps_of_others() -> None:
+    """Continuous batching: a request that arrives later decodes together with the first."""
+    bench = Bench()
+    bench.submit(1, count=20)
+    bench.step(6)
+    bench.submit(2, count=3)
+    bench.drain()
+    assert ("decode", [1, 2]) in bench.runner.log
+
+
+def test_at_most_width_rows_run_and_the_rest_wait_in_arrival_order() -> None:
+    """The fake refuses a row beyond its width."""
+    bench = Bench(width=2)
+    for number in range(6):
+        bench.submit(number, count=2 + number % 3)
+    bench.drain()
+    assert bench.started == [0, 1, 2, 3, 4, 5]
+    assert len(bench.finished) == 6
+
+
+def test_a_serial_request_stops_admission_until_the_batch_is_empty() -> None:
+    """Running rows finish, it runs alone, then admission resumes in order."""
+    bench = Bench(width=4)
+    bench.submit(1, count=5)
+    bench.step(2)
+    bench.submit(2, lane=Lane.SERIAL, count=3)
+    bench.submit(3, count=2)
+    bench.drain()
+    kinds = [(kind, rows) for kind, rows in bench.runner.log if kind != "prefill"]
+    first_serial = kinds.index(("serial", [2]))
+    assert all(rows == [1] for _kind, rows in kinds[:first_serial])
+    assert kinds[first_serial : first_serial + 3] == [("serial", [2])] * 3
+    assert bench.started == [1, 2, 3]
+
+
+def test_neither_lane_starves_the_other_under_a_sustained_load_of_both() -> None:
+    """Both lanes share one waiting order, so each request ends in its turn."""
+    bench = Bench(width=2)
+    for number in range(20):
+        bench.submit(number, lane=Lane.SERIAL if number % 3 == 0 else Lane.BATCH)
+    bench.drain()
+    assert bench.started == list(range(20))
+
+
+def test_a_long_prompt_advances_by_one_chunk_an_iteration_while_rows_decode() -> None:
+    """Running rows get a token between any two chunks."""
+    bench = Bench(width=2, chunk=16, budget=32)
+    bench.submit(1, count=40)
+    bench.step(3)
+    bench.submit(2, prompt=100, count=2)
+    bench.drain()
+    order = [kind for kind, _rows in bench.runner.log]
+    pairs = list(itertools.pairwise(order[order.index("decode") :]))
+    assert ("prefill", "prefill") not in pairs
+
+
+def test_short_prompts_share_one_prefill_within_the_budget() -> None:
+    """Whole prompts are taken together until the budget is used up, and none is cut for it."""
+    bench = Bench(width=4, chunk=16, budget=32)
+    for number in range(4):
+        bench.submit(number, prompt=13)
+    bench.step()
+    assert bench.runner.log[0] == ("prefill", [0, 1])
+
+
+def test_a_prompt_of_one_token_needs_no_prefill() -> None:
+    """Its only token is fed to its first decode step."""
+    bench = Bench()
+    bench.submit(1, prompt=1)
+    bench.drain()
+    assert "prefill" not in [kind for kind, _rows in bench.runner.log]
+    assert bench.tokens[1] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("lane", list(Lane))
+def test_a_cancel_is_answered_once_and_frees_the_row_in_every_phase(steps: int, lane: Lane) -> None:
+    """Waiting, prefilling, decoding or serial: the next request runs, nothing is left."""
+    bench = Bench(width=1, chunk=16, budget=16)
+    bench.submit(1, prompt=40, count=50, lane=lane)
+    bench.submit(2, count=2)
+    bench.step(steps)
+    bench.scheduler.cancel(Cancel(1))
+    bench.drain()
+    assert bench.finished[1].reason is FinishReason.CANCELLED
+    assert bench.finished[2].reason is FinishReason.LENGTH
+    assert not bench.runner.seated
+    assert not bench.runner.serial_running
+
+
+def test_a_cancelled_row_is_gone_at_the_next_step() -> None:
+    """Its token on the way is dropped and counted as discarded."""
+    bench = Bench()
+    bench.submit(1, count=50)
+    bench.step(6)
+    seen = len(bench.tokens[1])
+    bench.scheduler.cancel(Cancel(1))
+    bench.drain()
+    assert len(bench.tokens[1]) == seen
+    result = bench.finished[1]
+    assert result.generated_tokens == seen
+    assert result.discarded_tokens == 1
+
+
+def test_cancelling_an_unknown_or_finished_request_does_nothing() -> None:
+    """A cancel can cross the row's own end on the wire."""
+    bench = Bench()
+    bench.submit(1)
+    bench.drain()
+    bench.scheduler.cancel(Cancel(1))
+    bench.scheduler.cancel(Cancel(99))
+    assert bench.scheduler.idle
+
+
+def test_a_failed_step_fails_the_rows_in_it_and_the_line_goes_on() -> None:
+    """Two that run get an error, the third that waits is served."""
+    bench = Bench(width=2)
+    for number in (1, 2, 3):
+        bench.submit(number, count=6)
+    bench.step(4)
+    bench.runner.fail_next = RuntimeError("out of memory")
+    bench.drain()
+    for number in (1, 2):
+        assert bench.finished[number].reason is FinishReason.ERROR
+        assert bench.finished[number].error == "RuntimeError: out of memory"
+    assert bench.finished[3].reason is FinishReason.LENGTH
+
+
+def test_a_failure_in_the_serial_lane_fails_that_request_alone() -> None:
+    """The next in line is served."""
+    bench = Bench()
+    bench.submit(1, lane=Lane.SERIAL, count=5)
+    bench.submit(2)
+    bench.step(2)
+    bench.runner.fail_next = ValueError("no")
+    bench.drain()
+    assert bench.finished[1].reason is FinishReason.ERROR
+    assert bench.finished[2].reason is FinishReason.LENGTH
+
+
+def test_a_smaller_width_lets_running_rows_finish_and_holds_new_ones() -> None:
+    """A retune drops nothing; a wider one admits at once."""
+    bench = Bench(width=3)
+    for number in range(3):
+        bench.submit(number, count=10)
+    bench.step(3)
+    bench.scheduler.retune(BatchTuning(1, 16, 32))
+    bench.submit(3, count=2)
+    bench.drain()
+    together = [rows for kind, rows in bench.runner.log if kind == "decode" and 3 in rows]
+    assert together == [[3], [3]]
+    assert all(f.reason is FinishReason.LENGTH for f in bench.finished.values())
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("submit"),
+            st.sampled_from(list(Lane)),
+            st.integers(1, 60),
+            st.integers(1, 8),
+            st.lists(st.integers(0, 3), max_size=8),
+        ),
+        st.tuples(st.just("cancel"), st.integers(0, 30)),
+        st.tuples(st.just("step"), st.integers(1, 4)),
+        st.tuples(st.just("fail")),
+        st.tuples(st.just("retune"), st.integers(1, 4)),
+    ),
+    max_size=60,
+)
+
+
+@given(ACTIONS)
+def test_any_interleaving_ends_every_request_once_and_leaks_nothing(
+    actions: list[tuple[Any, ...]],
+) -> None:
+    """Submits, cancels, finishes, failures and retunes in any order; the fake holds the rules."""
+    bench = Bench(width=2, chunk=16, budget=24)
+    submitted = 0
+    for action in actions:
+        match action:
+            case ("submit", lane, prompt, count, script):
+                bench.runner.script[submitted] = script
+                bench.submit(submitted, prompt=prompt, count=count, lane=lane)
+                submitted += 1
+            case ("cancel", number):
+                bench.scheduler.cancel(Cancel(number))
+            case ("step", times):
+                bench.step(times)
+            case ("fail",):
+                bench.runner.fail_next = RuntimeError("injected")
+            case ("retune", width):
+                bench.scheduler.retune(BatchTuning(width, 16, 24))
+    bench.drain()
+    assert sorted(bench.finished) == list(range(submitted))
+    assert bench.started == sorted(bench.started)
+    assert not bench.runner.seated
+    assert not bench.runner.prefilled
+    assert not bench.runner.serial_running
+    for number, result in bench.finished.items():
+        emitted = len(bench.tokens[number])
+        assert result.generated_tokens == emitted + (result.reason is FinishReason.STOP)
