@@ -1,0 +1,185 @@
+"""The composition root: what is built, in which order, and how it all ends.
+
+The order at start: configuration, listener, HTTP, engines. A taken port ends
+the process before anything costs time, and `/livez` and `/readyz` answer while
+models load. What was entered in order is left in reverse.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+import structlog
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from mlxd import __version__, logs
+from mlxd.config import Settings, cache_dir, load, parse_listen
+from mlxd.enginelink import ENGINE_COMMAND
+from mlxd.enginerun import Means, TokenizerLoader
+from mlxd.errors import ConfigError, Conflict
+from mlxd.fetcher import Fetcher
+from mlxd.http.admin import admin_routes
+from mlxd.http.app import make_app, make_runner
+from mlxd.http.inflight import InFlight
+from mlxd.listener import bound, describe
+from mlxd.metrics import Metrics
+from mlxd.supervisor import Supervisor
+from mlxd.text.tokenizer import Tokenizer
+
+#: Seconds that handlers get after the drain, which has waited for them already.
+GOODBYE = 1.0
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+async def load_tokenizer(folder: Path, trust_remote_code: bool) -> Tokenizer:
+    """The tokenizer of a model's folder. Raises TokenizerError."""
+    return await Tokenizer.load(folder, trust_remote_code=trust_remote_code)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the daemon is composed with; tests put lighter ones in."""
+
+    engine_command: Sequence[str] = ENGINE_COMMAND  # `--fd N` is added
+    load_tokenizer: TokenizerLoader = load_tokenizer
+
+
+def run(config_path: Path, parts: Parts | None = None) -> int:
+    """Serve until SIGTERM or SIGINT.
+
+    Returns:
+        The exit status: 0 after a drain, 1 when the address cannot be had.
+
+    Raises:
+        ConfigError: with every problem of the configuration.
+    """
+    path = config_path.absolute()
+    settings = load(path, os.environ)
+    logs.configure(settings.log, sys.stderr)
+    with ExitStack() as stack:
+        try:
+            listener = stack.enter_context(bound(parse_listen(settings.server.listen)))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            log.error("cannot listen", listen=settings.server.listen, reason=reason)  # noqa: TRY400
+            return 1
+        asyncio.run(Daemon(path, settings, parts or Parts()).serve(listener))
+    return 0
+
+
+class Daemon:
+    """One run of the daemon, from its bound listener to its end."""
+
+    def __init__(self, path: Path, settings: Settings, parts: Parts) -> None:
+        registry = CollectorRegistry()
+        cache = cache_dir(settings.server, os.environ)
+        means = Means(
+            engine_command=parts.engine_command,
+            environment=os.environ,
+            cache=cache,
+            locate=Fetcher(cache).locate,
+            load_tokenizer=parts.load_tokenizer,
+            metrics=Metrics(registry),
+        )
+        self._supervisor = Supervisor(
+            settings, means, read=partial(load, path, os.environ), on_change=_apply_log
+        )
+        self._app = make_app(
+            self._supervisor,
+            server=lambda: self._supervisor.server,
+            registry=registry,
+            extra_routes=admin_routes(self._supervisor),
+        )
+        self._in_flight = InFlight()
+        self._app.middlewares.insert(0, self._in_flight.middleware)
+        self._asked_to_end = asyncio.Event()
+        self._reloads: set[asyncio.Task[None]] = set()
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Serve until a signal, then drain."""
+        # Signals first: one that comes during the start must drain, too.
+        with self._signals():
+            # HTTP before engines: probes are answered while models load. At the
+            # end it is the last to go, so that answers that are ready go out.
+            async with self._http(listener), self._engines():
+                log.info("listening", address=describe(listener), version=__version__)
+                await self._asked_to_end.wait()
+                # Leaving the engines' context drains: nothing new is admitted and
+                # probes say so, what was accepted is finished and read by its
+                # client, or cut at the deadline, and then every engine ends. The
+                # listener stays open all the time.
+                log.info("draining", timeout=self._supervisor.server.drain_timeout)
+        log.info("stopped")
+
+    @asynccontextmanager
+    async def _http(self, listener: socket.socket) -> AsyncIterator[None]:
+        # After a drain only readers that never read are left; they get no more
+        # than a moment.
+        runner = make_runner(self._app, shutdown_timeout=GOODBYE)
+        await runner.setup()
+        try:
+            await web.SockSite(runner, listener).start()
+            yield
+        finally:
+            await runner.cleanup()
+
+    @asynccontextmanager
+    async def _engines(self) -> AsyncIterator[None]:
+        self._supervisor.start()
+        try:
+            yield
+        finally:
+            await self._supervisor.stop(self._in_flight.none)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._end, number)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                loop.remove_signal_handler(number)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._asked_to_end.is_set():
+            self._end_at_once(number)
+        self._asked_to_end.set()
+
+    def _end_at_once(self, number: signal.Signals) -> NoReturn:
+        # Without leaving any context: whatever holds the drain could hold them.
+        log.warning("second signal: ending at once", signal=number.name)
+        self._supervisor.terminate()
+        sys.stderr.flush()
+        os._exit(128 + number)
+
+    def _reload(self) -> None:
+        task = asyncio.create_task(self._reload_and_log(), name="reload")
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
+
+    async def _reload_and_log(self) -> None:
+        try:
+            await self._supervisor.reload(dry_run=False)
+        except ConfigError:
+            pass  # told by the supervisor, as for a reload that came over HTTP
+        except Conflict as error:
+            log.warning("no reload", reason=error.message)
+
+
+def _apply_log(settings: Settings) -> None:
+    logs.configure(settings.log, sys.stderr)

@@ -1,0 +1,181 @@
+"""One run of an engine: its start, what it says of itself, its frames, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from mlxd import blas
+from mlxd.config import ModelSettings
+from mlxd.enginelink import EngineLink, engine_environment
+from mlxd.gateway import Gateway, ProtocolError
+from mlxd.metrics import Metrics
+from mlxd.operations import EngineStatus, PhaseStatus
+from mlxd.text.tokenizer import Tokenizer
+from mlxd.wire import (
+    BatchTuning,
+    Finished,
+    Hello,
+    LoadFailed,
+    Phase,
+    Ready,
+    Start,
+    Started,
+    Step,
+    ToDaemon,
+)
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class EngineEnded(Exception):
+    """The engine cannot, or will not, serve; the message says why."""
+
+
+#: Takes a model's folder and whether its own code may be run; raises TokenizerError.
+TokenizerLoader = Callable[[Path, bool], Coroutine[Any, Any, Tokenizer]]
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What every model is given to run with."""
+
+    engine_command: Sequence[str]
+    environment: Mapping[str, str]  # the daemon's own
+    cache: Path
+    locate: Callable[[str], Awaitable[Path]]  # a source's local folder; raises FetchFailed
+    load_tokenizer: TokenizerLoader
+    metrics: Metrics
+
+
+class EngineRun:
+    """One engine process and what it has said of itself."""
+
+    def __init__(self, model: str, blas_choice: str, link: EngineLink) -> None:
+        self.link = link
+        self.loaded: Ready | None = None
+        self._frames = link.frames()
+        self._hello: Hello | None = None
+        self._phase: tuple[Phase, float] | None = None  # and when it was said
+        self._blas_choice = blas_choice
+        self._log = log.bind(model=model, pid=link.pid)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, model: str, settings: ModelSettings, means: Means
+    ) -> AsyncIterator[EngineRun]:
+        """Start the process; leaving the context ends it, if it has not ended.
+
+        Raises:
+            OSError: the command cannot be run, or the cache cannot be written.
+        """
+        environment = await asyncio.to_thread(_environment, model, settings, means)
+        link = await EngineLink.open(model, means.engine_command, environment)
+        run = cls(model, settings.blas, link)
+        try:
+            yield run
+        finally:
+            await run._frames.aclose()
+            await link.ended()
+
+    async def load(self, folder: Path, settings: ModelSettings, tuning: BatchTuning) -> Ready:
+        """Have the model loaded and warmed up.
+
+        Raises:
+            EngineEnded: it cannot be served, or the process is gone.
+        """
+        self.link.send(
+            Start(
+                model_path=str(folder),
+                dtype=settings.dtype,
+                context=settings.context,
+                trust_remote_code=settings.trust_remote_code,
+                batch=tuning,
+            )
+        )
+        async for frame in self._frames:
+            match frame:
+                case Hello() | Phase():
+                    self._note(frame)
+                case Ready():
+                    self.loaded = frame
+                    return frame
+                case LoadFailed():
+                    raise EngineEnded(frame.message)
+                case _:
+                    raise ProtocolError(f"{type(frame).__name__} from an engine that still loads")
+        raise EngineEnded(await self.post_mortem())
+
+    async def serve(self, gateway: Gateway) -> None:
+        """Pass on what the engine says, until it is gone.
+
+        Raises:
+            BrokenFrame, ProtocolError: what it says makes no sense.
+        """
+        async for frame in self._frames:
+            self._pass_on(frame, gateway)
+
+    async def post_mortem(self) -> str:
+        """Why the process ended, as far as it can be known. Waits, briefly, for its end."""
+        status = await self.link.ended()
+        how = f"status {status}" if status >= 0 else signal.Signals(-status).name
+        words = self.link.last_words
+        return f"the engine ended with {how}" + (f": {words[-1]}" if words else "")
+
+    def engine(self) -> EngineStatus | None:
+        """Who it is; None before its first frame."""
+        if self._hello is None:
+            return None
+        hello = self._hello
+        return EngineStatus(hello.pid, hello.device, hello.mlx, hello.mlx_lm, hello.blas)
+
+    def phase(self) -> PhaseStatus | None:
+        """What it is doing; None before it said so."""
+        if self._phase is None:
+            return None
+        phase, since = self._phase
+        return PhaseStatus(phase.name, round(time.monotonic() - since, 3), phase.budget)
+
+    def _pass_on(self, frame: ToDaemon, gateway: Gateway) -> None:
+        match frame:
+            case Step():
+                gateway.stepped(frame)
+            case Started():
+                gateway.started(frame)
+            case Finished():
+                gateway.finished(frame)
+            case Phase():
+                self._note(frame)
+            case _:
+                raise ProtocolError(f"{type(frame).__name__} from an engine that is ready")
+
+    def _note(self, frame: Hello | Phase) -> None:
+        if isinstance(frame, Phase):
+            self._phase = frame, time.monotonic()
+            return
+        self._hello = frame
+        self._log.info("engine started", device=frame.device, blas=frame.blas.name)
+        if frame.blas.name == "reference" and self._blas_choice != "none":
+            self._log.warning(blas.ADVICE)
+
+
+def _environment(model: str, settings: ModelSettings, means: Means) -> dict[str, str]:
+    """Looks at files, and makes the engine's private temporary folder."""
+    scratch = means.cache / "engines" / model
+    scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+    library = blas.find(settings.blas)
+    return engine_environment(
+        means.environment,
+        scratch=scratch,
+        blas=blas.environment(library, means.environment.get("LD_PRELOAD")),
+        model=settings.env,
+    )

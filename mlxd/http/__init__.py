@@ -1,0 +1,1 @@
+"""The HTTP interfaces: routes, schemas, streams, probes."""

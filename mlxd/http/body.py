@@ -1,0 +1,95 @@
+"""JSON bodies, in and out: strict about what comes in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import msgspec
+from aiohttp import web
+
+from mlxd.errors import BadRequest, TooLarge
+
+_encoder = msgspec.json.Encoder()
+
+
+def to_json(value: object) -> bytes:
+    """Compact JSON in UTF-8."""
+    return _encoder.encode(value)
+
+
+def json_response(
+    value: object, *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    """A whole answer in JSON."""
+    return web.Response(
+        body=to_json(value), status=status, headers=headers, content_type="application/json"
+    )
+
+
+async def read_object(request: web.Request, *, limit: int) -> dict[str, Any]:
+    """The request's body, a JSON object.
+
+    Args:
+        limit: bytes, counted after decompression.
+
+    Raises:
+        TooLarge: the body is longer.
+        BadRequest: it is not sent as JSON, or is not one JSON object.
+    """
+    if request.content_type != "application/json":
+        raise BadRequest("expected Content-Type: application/json")
+    return parse_object(await _read(request, limit))
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """One JSON object in UTF-8: no BOM, no duplicate keys, no NaN, no lone surrogates.
+
+    Raises:
+        BadRequest: it is anything else.
+    """
+    if data.startswith(b"\xef\xbb\xbf"):
+        raise BadRequest("the body begins with a byte order mark; send plain UTF-8")
+    try:
+        value = json.loads(
+            data.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant
+        )
+        if b"\\u" in data:  # escaped lone surrogates parse, and then no tokenizer takes them
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeDecodeError:
+        raise BadRequest("the body is not valid UTF-8") from None
+    except UnicodeEncodeError:
+        raise BadRequest("the body holds half of a surrogate pair") from None
+    except RecursionError:
+        raise BadRequest("the body is nested too deeply") from None
+    except ValueError as error:
+        raise BadRequest(f"the body is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise BadRequest("the body must be a JSON object")
+    return value
+
+
+async def _read(request: web.Request, limit: int) -> bytes:
+    too_large = TooLarge(f"the request body is larger than {limit} bytes")
+    if request.content_length is not None and request.content_length > limit:
+        raise too_large
+    body = bytearray()
+    async for chunk in request.content.iter_any():
+        body += chunk
+        if len(body) > limit:
+            raise too_large
+    return bytes(body)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise BadRequest(f"the key {twice[:80]!r} appears twice in one object", param=twice[:80])
+    return found
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise BadRequest(f"{name} is not a JSON number")

@@ -1,0 +1,211 @@
+"""The one path from a parsed request to its events, shared by every protocol."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from mlxd.config import SamplingSettings
+from mlxd.errors import BadRequest
+from mlxd.http.events import Admitted, Done, Event
+from mlxd.http.requests import (
+    ChatPrompt,
+    Limit,
+    SamplingRequest,
+    TextPrompt,
+    TextRequest,
+    TokenPrompt,
+)
+from mlxd.policy import request_traits
+from mlxd.serving import Directory, Generation, Served
+from mlxd.text.stream import Delta, TextStream
+from mlxd.text.tokenizer import Tokenizer
+from mlxd.wire import Capabilities, Sampling, Token
+
+DEFAULT_MAX_TOKENS = 512
+
+N = TypeVar("N", int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request that passed every check and is to be admitted."""
+
+    served: Served
+    generation: Generation
+    stops: tuple[str, ...]
+    drop_leading_space: bool
+
+
+async def prepare(request: TextRequest, directory: Directory, request_id: str) -> Call:
+    """Find the model, tokenise, resolve every default, check against the model.
+
+    Raises:
+        NotFound, ModelNotReady, Draining: from the directory.
+        BadRequest: the prompt or a parameter does not fit this model.
+    """
+    served = directory.resolve(request.model)
+    capabilities = served.capabilities
+    sampling = resolve_sampling(request.sampling, served.sampling, capabilities)
+    prompt = await _tokens(request.prompt, served.tokenizer)
+    _check_prompt(prompt, request.prompt.param, capabilities)
+    generation = Generation(
+        request_id=request_id,
+        prompt=prompt,
+        max_tokens=_limit(request.limit, served.sampling, len(prompt), capabilities.context),
+        eos=served.tokenizer.eos_token_ids,
+        sampling=sampling,
+        traits=request_traits(sampling, seed_set=request.sampling.seed is not None),
+    )
+    return Call(served, generation, request.stops, isinstance(request.prompt, ChatPrompt))
+
+
+async def generate(call: Call) -> AsyncGenerator[Event, None]:
+    """Admit the request and turn its tokens into events; closing it early cancels.
+
+    Raises:
+        MlxdError: whatever the gateway and its ticket raise.
+    """
+    async with call.served.gateway.admit(call.generation) as ticket:
+        yield Admitted(ticket.lane, ticket.reason)
+        text = await _Text.open(call)
+        async for tokens in ticket:
+            if delta := await text.feed(tokens):
+                yield delta
+            if text.has_stopped():
+                break
+        if delta := await text.finish():
+            yield delta
+        # A stop comes before a limit, also where the engine has already reported that.
+        if (count := text.stopped_at) is not None:
+            ticket.end("stop", count)
+        yield Done(ticket.outcome)
+
+
+class _Text:
+    """A `TextStream` used where its detokenizer belongs."""
+
+    def __init__(self, tokenizer: Tokenizer, stream: TextStream, *, in_worker: bool) -> None:
+        self._tokenizer = tokenizer
+        self._stream = stream
+        self._in_worker = in_worker
+
+    @classmethod
+    async def open(cls, call: Call) -> _Text:
+        tokenizer = call.served.tokenizer
+        detokenizer = tokenizer.detokenizer()
+
+        def make() -> TextStream:
+            return TextStream(
+                detokenizer,
+                last_prompt_token=call.generation.prompt[-1],
+                stops=call.stops,
+                drop_leading_space=call.drop_leading_space,
+            )
+
+        in_worker = detokenizer.in_worker
+        stream = await tokenizer.run(make) if in_worker else make()
+        return cls(tokenizer, stream, in_worker=in_worker)
+
+    @property
+    def stopped_at(self) -> int | None:
+        return self._stream.stopped_at
+
+    def has_stopped(self) -> bool:
+        return self.stopped_at is not None
+
+    async def feed(self, tokens: Sequence[Token]) -> Delta:
+        if self._in_worker:
+            return await self._tokenizer.run(self._stream.feed, tokens)
+        return self._stream.feed(tokens)
+
+    async def finish(self) -> Delta:
+        if self._in_worker:
+            return await self._tokenizer.run(self._stream.finish)
+        return self._stream.finish()
+
+
+def resolve_sampling(
+    asked: SamplingRequest, defaults: SamplingSettings, capabilities: Capabilities
+) -> Sampling:
+    """Every parameter a number: the client's, else the model's, else the built-in one.
+
+    Raises:
+        BadRequest: a bias on a token that the model does not have.
+    """
+    for token in asked.logit_bias:
+        if not 0 <= token < capabilities.vocab_size:
+            raise BadRequest(
+                f"logit_bias: {token} is not a token id; this model has "
+                f"{capabilities.vocab_size} tokens",
+                param="logit_bias",
+            )
+    top_k = _first(asked.top_k, defaults.top_k, 0)
+    return Sampling(
+        seed=secrets.randbits(64) if asked.seed is None else asked.seed,
+        temperature=_first(asked.temperature, defaults.temperature, 1.0),
+        top_p=_first(asked.top_p, defaults.top_p, 1.0),
+        top_k=top_k if top_k < capabilities.vocab_size else 0,
+        min_p=_first(asked.min_p, defaults.min_p, 0.0),
+        repetition_penalty=asked.repetition_penalty,
+        repetition_context_size=asked.repetition_context_size,
+        presence_penalty=asked.presence_penalty,
+        presence_context_size=asked.presence_context_size,
+        frequency_penalty=asked.frequency_penalty,
+        frequency_context_size=asked.frequency_context_size,
+        logit_bias=dict(asked.logit_bias),
+        logprobs=asked.logprobs,
+    )
+
+
+def _first(asked: N | None, default: N | None, built_in: N) -> N:
+    if asked is not None:
+        return asked
+    return built_in if default is None else default
+
+
+async def _tokens(
+    prompt: ChatPrompt | TextPrompt | TokenPrompt, tokenizer: Tokenizer
+) -> Sequence[int]:
+    match prompt:
+        case ChatPrompt():
+            return await tokenizer.encode_chat(
+                prompt.messages, tools=prompt.tools, chat_template_kwargs=prompt.template_kwargs
+            )
+        case TextPrompt():
+            return await tokenizer.encode(prompt.text)
+        case TokenPrompt():
+            return prompt.tokens
+
+
+def _check_prompt(prompt: Sequence[int], param: str, capabilities: Capabilities) -> None:
+    if not prompt:
+        raise BadRequest("the prompt has no tokens", param=param)
+    if len(prompt) >= capabilities.context:
+        raise BadRequest(
+            f"the prompt has {len(prompt)} tokens; this model's context is "
+            f"{capabilities.context} tokens, the answer included",
+            param=param,
+            code="context_length_exceeded",
+        )
+    # Such an id makes the engine read outside its embedding table.
+    if min(prompt) < 0 or max(prompt) >= capabilities.vocab_size:
+        raise BadRequest(
+            f"{param} holds ids that are not below {capabilities.vocab_size}, "
+            "the number of this model's tokens",
+            param=param,
+        )
+
+
+def _limit(asked: Limit | None, defaults: SamplingSettings, prompt: int, context: int) -> int:
+    """The token limit, clamped to what the prompt leaves of the context."""
+    if asked is None:
+        return min(defaults.max_tokens or DEFAULT_MAX_TOKENS, context - prompt)
+    if asked.tokens > context:
+        raise BadRequest(
+            f"{asked.param} is {asked.tokens}; this model's context is {context} tokens",
+            param=asked.param,
+        )
+    return min(asked.tokens, context - prompt)

@@ -1,0 +1,96 @@
+"""Chat messages as clients send them, into the plain form that templates take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from mlxd.errors import BadRequest
+
+#: Roles, and what templates call them: few know OpenAI's newer name for the system's.
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "function",
+}
+_IMAGE_PARTS = frozenset({"image_url", "image", "input_image"})
+
+
+def parse_messages(messages: Sequence[object]) -> tuple[dict[str, Any], ...]:
+    """Messages with text content, their other fields kept for the template.
+
+    Raises:
+        BadRequest: naming the part that cannot be used.
+    """
+    if not messages:
+        raise BadRequest("messages must not be empty", param="messages")
+    return tuple(_message(each, f"messages[{i}]") for i, each in enumerate(messages))
+
+
+def _message(message: object, at: str) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise BadRequest(f"{at} must be an object", param=at)
+    role = message.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise BadRequest(f"{at}.role must be one of {', '.join(_ROLES)}", param=f"{at}.role")
+    kept = {key: value for key, value in message.items() if value is not None}
+    kept["role"] = _ROLES[role]
+    kept["content"] = _content(message.get("content"), role, f"{at}.content")
+    if "tool_calls" in kept:
+        kept["tool_calls"] = _tool_calls(kept["tool_calls"], f"{at}.tool_calls")
+    return kept
+
+
+def _content(content: object, role: str, at: str) -> str:
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list) and content:
+        return "".join(_part(part, f"{at}[{i}]") for i, part in enumerate(content))
+    if content is None and role in {"assistant", "function"}:
+        return ""  # beside tool calls; templates join it as text
+    raise BadRequest(f"{at} must be text, or a list of parts that is not empty", param=at)
+
+
+def _part(part: object, at: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(part, dict) or not isinstance(kind, str):
+        raise BadRequest(f"{at} must be an object with a type", param=at)
+    if kind in _IMAGE_PARTS:
+        raise BadRequest("this model takes no images", param=at, code="images_not_supported")
+    if kind not in {"text", "refusal"}:
+        raise BadRequest(f"{at}.type {kind[:80]!r} is not supported; use text", param=f"{at}.type")
+    text = part.get(kind)
+    if not isinstance(text, str):
+        raise BadRequest(f"{at}.{kind} must be a string", param=f"{at}.{kind}")
+    return text
+
+
+def _tool_calls(calls: object, at: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise BadRequest(f"{at} must be a list", param=at)
+    return [_tool_call(call, f"{at}[{i}]") for i, call in enumerate(calls)]
+
+
+def _tool_call(call: object, at: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(function, dict):
+        raise BadRequest(f"{at} must be an object with a function", param=at)
+    if not isinstance(function.get("name"), str):
+        raise BadRequest(f"{at}.function.name must be a string", param=f"{at}.function.name")
+    arguments = _arguments(function.get("arguments"))
+    return call | {"function": function | {"arguments": arguments}}
+
+
+def _arguments(arguments: object) -> object:
+    """Templates print an object; one that a model broke stays the text that it was."""
+    if not isinstance(arguments, str):
+        return {} if arguments is None else arguments
+    try:
+        parsed = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+    return parsed if isinstance(parsed, dict) else arguments

@@ -1,0 +1,85 @@
+"""What surrounds every handler: the request's id, its log line, its error envelope."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+
+import structlog
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from mlxd.errors import MlxdError
+from mlxd.http.context import RECORD, Record
+from mlxd.http.envelope import error_response
+
+REQUEST_ID_HEADER = "x-request-id"
+
+# Anything else could forge log lines or headers downstream.
+_sane_id = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+# Asked every few seconds by machines; their lines would drown the others.
+_QUIET_PATHS = frozenset({"/livez", "/readyz", "/health", "/metrics"})
+
+log = structlog.get_logger("mlxd.request")
+
+
+@web.middleware
+async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Outermost: nothing passes it but answers, and clients that went away."""
+    record = Record(_request_id(request), asyncio.get_running_loop().time())
+    request[RECORD] = record
+    status: int | None = None  # of the answer; None = the client left before there was one
+    try:
+        response = await _answer(request, handler, record)
+        status = response.status
+        return response
+    except (asyncio.CancelledError, ConnectionError):
+        record.facts["outcome"] = "cancelled"
+        raise
+    finally:
+        _log_line(request, record, status)
+
+
+async def stamp_request_id(request: web.Request, response: web.StreamResponse) -> None:
+    """Signal handler: every answer names its request, streams included."""
+    if (record := request.get(RECORD)) is not None:
+        response.headers[REQUEST_ID_HEADER] = record.request_id
+
+
+async def _answer(request: web.Request, handler: Handler, record: Record) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except (MlxdError, web.HTTPError) as error:
+        record.facts["error"] = error.code if isinstance(error, MlxdError) else error.reason
+        response = error_response(error)
+    except ConnectionError:
+        raise
+    except Exception as error:
+        log.exception("unexpected error", id=record.request_id, path=request.path)
+        record.facts["error"] = type(error).__name__
+        response = error_response(error)
+    record.facts.setdefault("outcome", "rejected" if response.status < 500 else "error")
+    return response
+
+
+def _request_id(request: web.Request) -> str:
+    sent = request.headers.get(REQUEST_ID_HEADER, "")
+    return sent if _sane_id.fullmatch(sent) else uuid.uuid4().hex
+
+
+def _log_line(request: web.Request, record: Record, status: int | None) -> None:
+    now = asyncio.get_running_loop().time()
+    facts = dict(record.facts)
+    if record.first_token is not None:
+        facts["first_token_seconds"] = round(record.first_token - record.started, 4)
+    write = log.debug if request.path in _QUIET_PATHS else log.info
+    write(
+        "request",
+        id=record.request_id,
+        method=request.method,
+        path=request.path,
+        status=status,
+        seconds=round(now - record.started, 4),
+        **facts,
+    )

@@ -1,0 +1,73 @@
+"""Generation requests after parsing: frozen, in range, free of any protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation, for the model's chat template."""
+
+    messages: tuple[dict[str, Any], ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    param: str = "messages"
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """Plain text to go on from."""
+
+    text: str
+    param: str = "prompt"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """Tokens to go on from; not yet checked against a vocabulary."""
+
+    tokens: tuple[int, ...]
+    param: str = "prompt"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The token limit that a client set, and the field it used."""
+
+    tokens: int
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRequest:
+    """What the client said about sampling; None = its model's default."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    repetition_context_size: int = 20
+    presence_penalty: float = 0.0
+    presence_context_size: int = 20
+    frequency_penalty: float = 0.0
+    frequency_context_size: int = 20
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None  # None = none; 0 = of the chosen token; k = of the k best too
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest:
+    """One request for text, whichever protocol it came by."""
+
+    model: str
+    prompt: ChatPrompt | TextPrompt | TokenPrompt
+    sampling: SamplingRequest
+    limit: Limit | None
+    stops: tuple[str, ...]
+    stream: bool
+    include_usage: bool

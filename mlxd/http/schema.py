@@ -1,0 +1,286 @@
+"""The bodies of `/v1/chat/completions` and `/v1/completions`: every field and its limits.
+
+A body is parsed once, into a `TextRequest`. Null means absent and unknown fields
+are ignored; a known one that cannot be honoured is refused, never dropped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from mlxd.errors import BadRequest
+from mlxd.http.messages import parse_messages
+from mlxd.http.requests import (
+    ChatPrompt,
+    Limit,
+    SamplingRequest,
+    TextPrompt,
+    TextRequest,
+    TokenPrompt,
+)
+
+MAX_STOPS = 16
+# Text is held back for as long as a stop may still match, and searched at every token.
+MAX_STOP_CHARS = 1024
+MAX_TOP_LOGPROBS = 20
+MAX_COMPLETION_LOGPROBS = 5
+
+_TOKEN_ID = re.compile(r"-?[0-9]{1,19}")
+# Arguments of the rendering itself; the rest of chat_template_kwargs are the template's.
+_RESERVED_KWARGS = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "documents",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "sanitize_control_tokens",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+
+
+def _stops(value: object) -> tuple[str, ...]:
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise ValueError("expected a string or a list of strings")
+    if len(stops) > MAX_STOPS:
+        raise ValueError(f"at most {MAX_STOPS} stop strings")
+    if not all(1 <= len(stop) <= MAX_STOP_CHARS for stop in stops):
+        raise ValueError(f"a stop string has 1 to {MAX_STOP_CHARS} characters")
+    return tuple(dict.fromkeys(stops))
+
+
+def _bias_ids(value: object) -> object:
+    if not isinstance(value, dict):
+        raise ValueError("expected an object from token id to bias")  # noqa: TRY004 - pydantic's way
+    for key in value:
+        if not _TOKEN_ID.fullmatch(key):
+            raise ValueError(f"{key[:80]!r} is not a token id")
+    return {int(key): bias for key, bias in value.items()}
+
+
+def _offered(accepted: Callable[[Any], bool], what: str) -> BeforeValidator:
+    """Refuse values that mean something that is not built."""
+
+    def check(value: object) -> object:
+        if not accepted(value):
+            raise ValueError(f"{what} is not offered")
+        return value
+
+    return BeforeValidator(check)
+
+
+ContextSize = Annotated[int, Field(ge=1)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+One = Annotated[
+    int,
+    Field(ge=1),
+    _offered(lambda n: not isinstance(n, int) or n <= 1, "more than one choice"),
+]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, data: object) -> object:
+        if isinstance(data, dict):
+            return {key: value for key, value in data.items() if value is not None}
+        return data
+
+
+class StreamOptions(_Part):
+    """`stream_options`."""
+
+    include_usage: bool = False
+
+
+class ResponseFormat(_Part):
+    """`response_format`; enforced formats are refused, not ignored."""
+
+    type: Annotated[
+        Literal["text"],
+        _offered(lambda kind: kind not in ("json_object", "json_schema"), "structured output"),
+    ]
+
+
+class _Body(_Part):
+    """The fields that chat and completions share."""
+
+    model: str
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    max_tokens: int | None = Field(None, ge=1)
+    stop: Annotated[tuple[str, ...], BeforeValidator(_stops)] = ()
+    temperature: float | None = Field(None, ge=0, le=2)  # OpenAI's range
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0)
+    min_p: float | None = Field(None, ge=0, le=1)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    repetition_penalty: float = Field(1.0, gt=0)
+    repetition_context_size: ContextSize = 20
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    presence_context_size: ContextSize = 20
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_context_size: ContextSize = 20
+    logit_bias: Annotated[dict[int, Bias], BeforeValidator(_bias_ids)] = Field(default_factory=dict)
+    n: One = 1
+    xtc_probability: Annotated[float, _offered(lambda p: p == 0, "XTC sampling")] = 0.0
+
+    @property
+    def limit(self) -> Limit | None:
+        """The token limit, if the client set one."""
+        return None if self.max_tokens is None else Limit(self.max_tokens, "max_tokens")
+
+    def sampling(self, logprobs: int | None) -> SamplingRequest:
+        """What the client said about sampling."""
+        return SamplingRequest(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            seed=None if self.seed is None else self.seed % 2**64,
+            repetition_penalty=self.repetition_penalty,
+            repetition_context_size=self.repetition_context_size,
+            presence_penalty=self.presence_penalty,
+            presence_context_size=self.presence_context_size,
+            frequency_penalty=self.frequency_penalty,
+            frequency_context_size=self.frequency_context_size,
+            logit_bias=self.logit_bias,
+            logprobs=logprobs,
+        )
+
+    def request(
+        self, prompt: ChatPrompt | TextPrompt | TokenPrompt, logprobs: int | None
+    ) -> TextRequest:
+        """The body as a request with this prompt."""
+        return TextRequest(
+            model=self.model,
+            prompt=prompt,
+            sampling=self.sampling(logprobs),
+            limit=self.limit,
+            stops=self.stop,
+            stream=self.stream,
+            include_usage=self.stream_options.include_usage,
+        )
+
+
+class ChatBody(_Body):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[Any]
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
+    tools: list[dict[str, Any]] = Field(default_factory=list)
+    tool_choice: Annotated[
+        Literal["auto", "none"],
+        _offered(lambda choice: choice in ("auto", "none"), "a tool_choice that is enforced"),
+    ] = "auto"
+    response_format: ResponseFormat | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise BadRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+        if reserved := _RESERVED_KWARGS & self.chat_template_kwargs.keys():
+            raise BadRequest(
+                f"chat_template_kwargs cannot set {', '.join(sorted(reserved))}",
+                param="chat_template_kwargs",
+            )
+        return self
+
+    @property
+    def limit(self) -> Limit | None:
+        """OpenAI's newer field counts before its older name."""
+        if self.max_completion_tokens is not None:
+            return Limit(self.max_completion_tokens, "max_completion_tokens")
+        return super().limit
+
+
+class CompletionBody(_Body):
+    """`POST /v1/completions`."""
+
+    prompt: Any
+    logprobs: int | None = Field(None, ge=0, le=MAX_COMPLETION_LOGPROBS)
+    best_of: One = 1
+    echo: Annotated[bool, _offered(lambda echo: echo is not True, "echo")] = False
+    suffix: Annotated[str, _offered(lambda suffix: suffix == "", "suffix")] = ""
+
+
+def parse_chat(body: Mapping[str, Any]) -> TextRequest:
+    """A chat request.
+
+    Raises:
+        BadRequest: naming the first field that cannot be used.
+    """
+    parsed = _validate(ChatBody, body)
+    prompt = ChatPrompt(
+        messages=parse_messages(parsed.messages),
+        tools=() if parsed.tool_choice == "none" else tuple(parsed.tools),
+        template_kwargs=parsed.chat_template_kwargs,
+    )
+    return parsed.request(prompt, parsed.top_logprobs if parsed.logprobs else None)
+
+
+def parse_completion(body: Mapping[str, Any]) -> TextRequest:
+    """A completion request.
+
+    Raises:
+        BadRequest: naming the first field that cannot be used.
+    """
+    parsed = _validate(CompletionBody, body)
+    return parsed.request(_prompt(parsed.prompt), parsed.logprobs)
+
+
+def _prompt(prompt: object) -> TextPrompt | TokenPrompt:
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]  # a batch of one
+    if isinstance(prompt, str):
+        return TextPrompt(prompt)
+    if not isinstance(prompt, list):
+        raise BadRequest("prompt must be a string or a list of token ids", param="prompt")
+    if any(isinstance(item, str | list) for item in prompt):
+        raise BadRequest("one prompt per request; several are not offered", param="prompt")
+    if not all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
+        raise BadRequest("prompt must be a string or a list of token ids", param="prompt")
+    return TokenPrompt(tuple(prompt))
+
+
+B = TypeVar("B", bound=_Body)
+
+
+def _validate(kind: type[B], body: Mapping[str, Any]) -> B:
+    try:
+        return kind.model_validate(dict(body))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    param = _path(first["loc"])
+    if first["type"] == "missing":
+        raise BadRequest(f"{param} is required", param=param, code="missing_required_parameter")
+    message = first["msg"].removeprefix("Value error, ")
+    raise BadRequest(f"{param}: {message}", param=param)
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    """`tools[0].type` for pydantic's location."""
+    first, *rest = loc
+    return str(first) + "".join(
+        f"[{step}]" if isinstance(step, int) else f".{step}" for step in rest
+    )

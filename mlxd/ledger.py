@@ -1,0 +1,97 @@
+"""What became of each request, counted once."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+from mlxd.endings import Ending
+from mlxd.metrics import NO_LANE
+from mlxd.model_metrics import ModelMetrics
+from mlxd.policy import Reject, Take
+from mlxd.ticket import Ticket
+from mlxd.wire import Finished, Lane, Step
+
+#: Weight of the newest request in the running mean of service times.
+NEWEST = 0.1
+LONGEST_RETRY = 60  # seconds; a place may open long before the whole line has moved
+
+
+class Ledger:
+    """The accounts of one model. Its gateway tells it each fact when it happens."""
+
+    def __init__(self, metrics: ModelMetrics) -> None:
+        self._metrics = metrics
+        self._service: float | None = None  # mean seconds that a request holds its row
+
+    def decided(self, answer: Take | Reject) -> None:
+        """The policy chose."""
+        match answer:
+            case Take(lane, reason):
+                self._metrics.decided(lane, reason)
+            case Reject(trait):
+                self._metrics.decided(NO_LANE, trait)
+
+    def rejected(self, lane: Lane | None) -> None:
+        """A request was refused; it never had a ticket."""
+        self._metrics.rejected(NO_LANE if lane is None else lane)
+
+    def started(self, ticket: Ticket, now: float) -> None:
+        """The request got its row."""
+        ticket.times.started = now
+        self._metrics.started(ticket.lane, now - ticket.times.accepted)
+
+    def token(self, ticket: Ticket, now: float) -> None:
+        """The engine gave one token before the request's end."""
+        times = ticket.times
+        if times.last_token is None:
+            times.first_token = now
+            self._metrics.first_token(ticket.lane, now - times.accepted)
+        else:
+            self._metrics.next_token(ticket.lane, now - times.last_token)
+        times.last_token = now
+
+    def confirmed(self, ticket: Ticket, tokens: int) -> None:
+        """These tokens count as usage, whatever comes."""
+        self._metrics.generated(ticket.lane, tokens)
+
+    def stepped(self, frame: Step) -> None:
+        """The engine finished an iteration."""
+        self._metrics.stepped(frame.seconds, frame.rows)
+
+    def finished(self, ticket: Ticket, frame: Finished) -> None:
+        """The engine's account of the request came, before or after its consumer left."""
+        if ticket.times.started is not None:
+            held = asyncio.get_running_loop().time() - ticket.times.started
+            mean = held if self._service is None else self._service
+            self._service = mean + NEWEST * (held - mean)
+            self._metrics.prefilled(
+                ticket.lane,
+                computed=frame.prompt_tokens - frame.cached_tokens,
+                cached=frame.cached_tokens,
+                seconds=frame.prefill_seconds,
+            )
+        if ticket.left and ticket.ending is not None:
+            self._discard(frame, ticket.ending)
+
+    def settled(self, ticket: Ticket, ending: Ending) -> None:
+        """The consumer left: the end is final."""
+        seconds = asyncio.get_running_loop().time() - ticket.times.accepted
+        self._metrics.ended(ticket.lane, ending.outcome, seconds)
+        self._metrics.generated(ticket.lane, max(ending.completion_tokens - ticket.confirmed, 0))
+        if ticket.finished is not None:
+            self._discard(ticket.finished, ending)
+
+    def retry_after(self, queued: int, abreast: int) -> int:
+        """Seconds until a line of this length has moved up, as far as is known.
+
+        Args:
+            abreast: requests that are served at the same time.
+        """
+        if self._service is None:
+            return 1
+        return max(1, min(LONGEST_RETRY, math.ceil(self._service * queued / abreast)))
+
+    def _discard(self, frame: Finished, ending: Ending) -> None:
+        past_the_end = max(frame.generated_tokens - ending.completion_tokens, 0)
+        self._metrics.discarded(past_the_end + frame.discarded_tokens)

@@ -1,0 +1,121 @@
+"""The port that the admin API acts through, and the facts that it answers with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from mlxd.plan import Plan
+from mlxd.wire import Blas, Capabilities
+
+
+@dataclass(frozen=True, slots=True)
+class LaneCounts:
+    """Requests by lane."""
+
+    batch: int = 0
+    serial: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseStatus:
+    """What the engine said it is doing."""
+
+    name: str
+    seconds: float  # since it said so
+    budget: float  # seconds that it may take
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """The process behind a model, from its first frame on."""
+
+    pid: int
+    device: str
+    mlx: str
+    mlx_lm: str
+    blas: Blas
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """One model at one moment."""
+
+    id: str
+    aliases: Sequence[str]
+    source: str
+    state: str
+    reason: str | None  # why it failed
+    width: int
+    running: LaneCounts
+    waiting: LaneCounts
+    phase: PhaseStatus | None
+    engine: EngineStatus | None
+    capabilities: Capabilities | None  # from its readiness on
+    kv_bytes: int
+    weight_bytes: int
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonStatus:
+    """Everything at one moment."""
+
+    state: Literal["starting", "ready", "draining", "stopping", "unavailable"]
+    version: str
+    config_etag: str
+    reloading: bool
+    models: Sequence[ModelStatus]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRequests:
+    """What a model still has to finish."""
+
+    running: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrainReport:
+    """How far a drain has come."""
+
+    state: Literal["drained", "draining"]
+    models: Mapping[str, LiveRequests] = field(default_factory=dict)
+
+
+class Operations(Protocol):
+    """What an operator can do. The supervisor fulfils it."""
+
+    def status(self) -> DaemonStatus:
+        """One consistent snapshot."""
+
+    async def drain(self, model: str | None, *, timeout: float | None, wait: bool) -> DrainReport:
+        """Stop admitting and let what was accepted finish; nothing is ever cut.
+
+        Args:
+            model: id or alias; None = all.
+            timeout: seconds to wait; None = `server.drain_timeout`.
+            wait: False = return at once.
+
+        Raises:
+            NotFound: no such model.
+            Conflict: it was resumed before it had drained.
+        """
+
+    def resume(self, model: str | None) -> DaemonStatus:
+        """Admit again.
+
+        Raises:
+            NotFound: no such model.
+            Conflict: the daemon is stopping.
+        """
+
+    async def reload(self, *, dry_run: bool) -> Plan:
+        """Read the configuration again and, unless `dry_run`, apply the plan.
+
+        Raises:
+            ConfigError: with every problem; nothing has changed.
+            Conflict: the daemon is stopping.
+        """

@@ -1,0 +1,70 @@
+"""What a reload would do: a pure comparison of two configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pydantic import BaseModel
+
+from mlxd.config import Settings
+from mlxd.errors import ConfigError
+
+#: Model keys that requests are served under; every other key is the engine's.
+LIVE_MODEL_KEYS = frozenset({"aliases", "sampling", "batch", "policy"})
+#: Server keys that are used once, at start.
+FIXED_SERVER_KEYS = frozenset({"listen", "cache_dir"})
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What happens to each model, and which keys are the cause."""
+
+    keep: Sequence[str] = ()
+    retune: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    add: Sequence[str] = ()
+    replace: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    remove: Sequence[str] = ()
+    server: Sequence[str] = ()
+    log: Sequence[str] = ()
+
+
+def diff(old: Settings, new: Settings) -> Plan:
+    """The plan that leads from one configuration to the other.
+
+    Raises:
+        ConfigError: a key changed that cannot change in a running daemon.
+    """
+    server = tuple(changed_keys(old.server, new.server))
+    fixed = [key for key in server if key in FIXED_SERVER_KEYS]
+    if fixed:
+        raise ConfigError([f"server.{key}: changed; this needs a restart" for key in fixed])
+    changes = {
+        model_id: tuple(changed_keys(old.models[model_id], settings))
+        for model_id, settings in new.models.items()
+        if model_id in old.models
+    }
+    live = {model_id: all(map(_is_live, keys)) for model_id, keys in changes.items()}
+    return Plan(
+        keep=tuple(model_id for model_id, keys in changes.items() if not keys),
+        retune={model_id: keys for model_id, keys in changes.items() if keys and live[model_id]},
+        add=tuple(model_id for model_id in new.models if model_id not in old.models),
+        replace={model_id: keys for model_id, keys in changes.items() if not live[model_id]},
+        remove=tuple(model_id for model_id in old.models if model_id not in new.models),
+        server=server,
+        log=tuple(changed_keys(old.log, new.log)),
+    )
+
+
+def changed_keys(old: BaseModel, new: BaseModel, above: str = "") -> Iterator[str]:
+    """Dotted paths of the keys whose values differ between two tables of one type."""
+    for name in type(old).model_fields:
+        before, after = (dict(table)[name] for table in (old, new))
+        if isinstance(before, BaseModel) and isinstance(after, BaseModel):
+            yield from changed_keys(before, after, f"{above}{name}.")
+        elif before != after:
+            yield f"{above}{name}"
+
+
+def _is_live(key: str) -> bool:
+    return key.partition(".")[0] in LIVE_MODEL_KEYS

@@ -1,0 +1,123 @@
+"""The ports that HTTP acts through: what a request is, and what serves it.
+
+`mlxd.http` knows these Protocols only. `mlxd.gateway` and `mlxd.supervisor`
+fulfil them; tests use small fakes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from mlxd.wire import Capabilities, Lane, Sampling, Token
+
+if TYPE_CHECKING:
+    from mlxd.config import SamplingSettings
+    from mlxd.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One validated generation request, in tokens."""
+
+    request_id: str
+    prompt: Sequence[int]
+    max_tokens: int
+    eos: frozenset[int]
+    sampling: Sampling
+    traits: frozenset[str]  # of SPEC 1, as found by mlxd.policy.request_traits
+    key_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a request ended, as the client and the metrics are told."""
+
+    # "stop" | "length" | "tool_calls" | "cancelled" | "error" | "drained"
+    name: str
+    finish_reason: str  # the protocol-neutral one: "stop" | "length" | "tool_calls"
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+class Ticket(Protocol):
+    """An admitted request: an async iterator of token batches.
+
+    It frees its place when its context exits, whatever the reason: leaving
+    before the end cancels the row. Iteration stops after the row's end, and
+    `outcome` is set from then on.
+
+    Iteration raises:
+        TimedOut: `server.request_timeout` passed while it still waited.
+        Draining: it was still waiting when the drain's deadline came.
+        EngineFailed: the engine died, or the step failed.
+    """
+
+    lane: Lane
+    reason: str
+
+    def __aiter__(self) -> AsyncIterator[list[Token]]: ...
+
+    def end(self, finish_reason: str, completion_tokens: int) -> None:
+        """The text layer found the end (a stop string) at this token count.
+
+        Cancels the row if it still runs; tokens past the count are counted
+        as discarded. Iteration stops.
+        """
+
+    @property
+    def outcome(self) -> Outcome:
+        """The end. Raises RuntimeError while the request runs."""
+
+
+class Gateway(Protocol):
+    """One model's admission, daemon side."""
+
+    def admit(self, generation: Generation) -> AbstractAsyncContextManager[Ticket]:
+        """Take a place in the model's waiting order.
+
+        Raises, on entering:
+            BadRequest: a trait of the request is rejected by policy.
+            QueueFull, Draining, ModelNotReady: nothing was taken.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model that can take requests now."""
+
+    id: str
+    created: int  # unix seconds
+    capabilities: Capabilities
+    tokenizer: Tokenizer
+    sampling: SamplingSettings  # defaults where the client sends none
+    gateway: Gateway
+
+
+class Directory(Protocol):
+    """Which models there are. The supervisor is one."""
+
+    def model_ids(self) -> Sequence[str]:
+        """Ids in the file's order, aliases not included."""
+        ...
+
+    def resolve(self, name: str) -> Served:
+        """The model of this id or alias.
+
+        Raises:
+            NotFound: no such model; nothing is ever loaded because of a request.
+            ModelNotReady, Draining: it exists but cannot serve now.
+        """
+        ...
+
+    def ready(self, name: str | None = None) -> bool:
+        """Whether the daemon, or one model, should be sent traffic.
+
+        Raises:
+            NotFound: `name` is no model.
+        """
+        ...

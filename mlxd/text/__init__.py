@@ -1,0 +1,1 @@
+"""Text on the daemon's side: templates, tokens, detokenising, stop strings."""

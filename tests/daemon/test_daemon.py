@@ -1,0 +1,390 @@
+"""The real daemon process on fake engines: start, signals, reload, end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.daemon.fakes import eventually, is_running
+from tests.daemon.light import model_folder
+
+ROOT = Path(__file__).parents[2]
+LAUNCH = ("-m", "tests.daemon.launch")
+
+
+class Daemon:
+    """A daemon process, its log, and a client of it."""
+
+    def __init__(self, process: Process, client: aiohttp.ClientSession) -> None:
+        assert process.stderr is not None
+        self.process = process
+        self.client = client
+        self.log: list[dict[str, Any]] = []
+        self._stderr = process.stderr
+        self._news = asyncio.Event()
+        self._reading = asyncio.create_task(self._read())
+        self.base = ""
+
+    async def _read(self) -> None:
+        async for line in self._stderr:
+            self.log.append(json.loads(line) if line.startswith(b"{") else {"raw": line.decode()})
+            self._news.set()
+
+    async def logged(self, event: str, count: int = 1) -> dict[str, Any]:
+        """Wait for the nth line of this event."""
+        async with asyncio.timeout(15):
+            while True:
+                found = [line for line in self.log if line.get("event") == event]
+                if len(found) >= count:
+                    return found[count - 1]
+                self._news.clear()
+                await self._news.wait()
+
+    async def status(self, path: str) -> int:
+        """Status of a GET."""
+        async with self.client.get(self.base + path) as answer:
+            return answer.status
+
+    async def complete(self, max_tokens: int = 5, prompt: str = "hi") -> aiohttp.ClientResponse:
+        """A whole completion."""
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens}
+        answer = await self.client.post(f"{self.base}/v1/completions", json=body)
+        await answer.read()
+        return answer
+
+    async def stream(self, max_tokens: int = 5) -> aiohttp.ClientResponse:
+        """A streamed completion that has sent its headers."""
+        body = {"model": "tiny", "prompt": "hi", "max_tokens": max_tokens, "stream": True}
+        return await self.client.post(f"{self.base}/v1/completions", json=body)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        self.process.send_signal(number)
+
+    async def ended(self, within: float = 10) -> int:
+        """Its exit status."""
+        status = await asyncio.wait_for(self.process.wait(), within)
+        await self._reading
+        return status
+
+
+class Place:
+    """A folder with a configuration, a model and a cache."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config = folder / "mlxd.toml"
+        self.gate = folder / "gate"
+        self.model = model_folder(folder)
+
+    def write(
+        self,
+        *,
+        listen: str = "127.0.0.1:0",
+        drain_timeout: str = "10s",
+        model: str = "",
+        env: str = "",
+        more: str = "",
+    ) -> None:
+        """The configuration file."""
+        self.config.write_text(
+            f"""
+            [server]
+            listen = "{listen}"
+            drain_timeout = "{drain_timeout}"
+            cache_dir = "{self.folder / "cache"}"
+            [log]
+            format = "json"
+            [models.tiny]
+            source = "{self.model}"
+            {model}
+            [models.tiny.batch]
+            width = 2
+            [models.tiny.env]
+            {env}
+            {more}
+            """
+        )
+
+    @asynccontextmanager
+    async def daemon(self, *arguments: str) -> AsyncIterator[Daemon]:
+        """The daemon as a process; killed if the test leaves it running."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *(arguments or LAUNCH),
+            str(self.config),
+            cwd=ROOT,
+            stdin=DEVNULL,
+            stderr=PIPE,
+        )
+        async with aiohttp.ClientSession() as client:
+            daemon = Daemon(process, client)
+            try:
+                yield daemon
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                await daemon.ended()
+
+    @asynccontextmanager
+    async def serving(self, *, ready: bool = True) -> AsyncIterator[Daemon]:
+        """A daemon that listens and, if asked for, whose model is ready."""
+        async with self.daemon() as daemon:
+            address = (await daemon.logged("listening"))["address"]
+            daemon.base = f"http://{address}"
+            if ready:
+                await daemon.logged("model ready")
+            yield daemon
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """A place with the plain configuration."""
+    place = Place(tmp_path)
+    place.write()
+    return place
+
+
+async def test_probes_answer_while_models_load(place: Place):
+    """Bound first: alive at once, not ready before the model is, and never a 500."""
+    place.write(env=f'FAKE_LOAD = "{place.gate}"')
+    async with place.serving(ready=False) as daemon:
+        assert await daemon.status("/livez") == 200
+        assert await daemon.status("/readyz") == 503
+        assert await daemon.status("/readyz?model=tiny") == 503
+        assert (await daemon.complete()).status == 503
+        place.gate.touch()
+        await daemon.logged("model ready")
+        assert await daemon.status("/readyz") == 200
+        assert (await daemon.complete()).status == 200
+
+
+async def test_failed_model_leaves_the_probes_alive(place: Place):
+    """With no model that can serve: alive, not ready, and the reason in the status."""
+    place.write(env='FAKE_LOAD = "fail"')
+    async with place.serving(ready=False) as daemon:
+        await daemon.logged("model failed")
+
+        assert await daemon.status("/livez") == 200
+        assert await daemon.status("/readyz") == 503
+        assert await daemon.status("/metrics") == 200
+        assert (await daemon.complete()).status == 503
+        async with daemon.client.get(f"{daemon.base}/admin/status") as answer:
+            (model,) = (await answer.json())["models"]
+        assert (model["state"], model["reason"]) == ("failed", "there are no weights in it")
+
+
+async def test_sigterm_finishes_what_was_accepted(place: Place):
+    """In mid-stream with one waiting: both finish, new ones get 503, the listener stays, exit 0."""
+    place.write(env=f'FAKE_GATE = "{place.gate}"', model="")
+    async with place.serving() as daemon:
+        streams = [await daemon.stream(20), await daemon.stream(20)]
+        waiting = asyncio.create_task(daemon.complete(20))
+        await eventually(lambda: waits(daemon))
+        daemon.signal(signal.SIGTERM)
+        await daemon.logged("draining")
+
+        refused = await daemon.complete()
+        assert refused.status == 503
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert await daemon.status("/livez") == 200
+        assert await daemon.status("/readyz") == 503
+
+        place.gate.touch()
+        texts = [await stream.text() for stream in streams]
+        assert all("[DONE]" in text and '"finish_reason":"length"' in text for text in texts)
+        assert (await waiting).status == 200
+        assert await daemon.ended() == 0
+
+
+async def waits(daemon: Daemon) -> bool:
+    """Whether a request waits for a row."""
+    async with daemon.client.get(f"{daemon.base}/admin/status") as answer:
+        (model,) = (await answer.json())["models"]
+    return bool(model["waiting"]["batch"])
+
+
+async def test_deadline_cuts_with_partial_text(place: Place):
+    """At `drain_timeout` a stream ends properly, with `length` and what there is."""
+    place.write(env=f'FAKE_GATE = "{place.gate}"', drain_timeout="100ms")
+    async with place.serving() as daemon:
+        stream = await daemon.stream(20)
+        daemon.signal(signal.SIGTERM)
+
+        text = await stream.text()
+        assert '"finish_reason":"length"' in text
+        assert text.rstrip().endswith("[DONE]")
+        assert await daemon.ended() == 0
+
+
+async def test_second_signal_ends_at_once(place: Place):
+    """Whatever still runs: the first signal asks, the second does not."""
+    place.write(env=f'FAKE_GATE = "{place.gate}"')
+    async with place.serving() as daemon:
+        stream = await daemon.stream(20)
+        engine = (await daemon.logged("engine started"))["pid"]
+        daemon.signal(signal.SIGTERM)
+        await daemon.logged("draining")
+        daemon.signal(signal.SIGINT)
+
+        assert await daemon.ended(within=2) == 128 + signal.SIGINT
+        stream.close()
+        await eventually(lambda: not is_running(engine))
+
+
+async def test_reader_that_never_reads_cannot_hold_the_exit(place: Place):
+    """A client with a full window is cut off after the deadline."""
+    path = place.folder / "s"
+    # A Unix socket's buffer is small and stays so; each of these tokens is six bytes of JSON.
+    env = 'FAKE_BURST = "500"\nFAKE_TOKEN = "1"'
+    place.write(listen=f"unix:{path}", env=env, drain_timeout="500ms")
+    async with place.serving() as daemon:
+        with socket.socket(socket.AF_UNIX) as stalled:
+            stalled.connect(str(path))
+            body = b'{"model":"tiny","prompt":"hi","max_tokens":90000,"stream":true}'
+            stalled.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+                % (len(body), body)
+            )
+            await asyncio.to_thread(stalled.recv, 1)
+            daemon.signal(signal.SIGTERM)
+
+            assert await daemon.ended(within=8) == 0
+    assert "some clients have not read their answers to the end" in {
+        line["event"] for line in daemon.log
+    }
+
+
+async def test_sigterm_while_loading_ends_promptly(place: Place):
+    """There is nothing to finish yet."""
+    place.write(env=f'FAKE_LOAD = "{place.gate}"')
+    async with place.serving(ready=False) as daemon:
+        await daemon.logged("engine started")
+        daemon.signal(signal.SIGTERM)
+
+        assert await daemon.ended(within=4) == 0
+
+
+async def test_sighup_applies_a_good_file_and_refuses_a_bad_one(place: Place):
+    """A bad file is a log line and nothing else; a good one changes what it says."""
+    async with place.serving() as daemon:
+        place.write(more="[models.two]\nsource = 1")
+        daemon.signal(signal.SIGHUP)
+        failure = await daemon.logged("reload failed; nothing has changed")
+        assert "models.two.source" in failure["problems"][0]
+        assert (await daemon.complete()).status == 200
+
+        place.write(model='aliases = ["other"]')
+        daemon.signal(signal.SIGHUP)
+        reloaded = await daemon.logged("reloaded")
+        assert reloaded["plan"]["retune"] == {"tiny": ["aliases"]}
+        assert await daemon.status("/readyz?model=other") == 200
+
+        place.write(listen="127.0.0.1:1", model='aliases = ["other"]')
+        daemon.signal(signal.SIGHUP)
+        failure = await daemon.logged("reload failed; nothing has changed", count=2)
+        assert failure["problems"] == ["server.listen: changed; this needs a restart"]
+
+        async with daemon.client.get(f"{daemon.base}/metrics") as answer:
+            metrics = await answer.text()
+        assert 'mlxd_reloads_total{result="success"} 1.0' in metrics
+        assert 'mlxd_reloads_total{result="failure"} 2.0' in metrics
+
+
+async def test_log_level_changes_by_reload(place: Place):
+    """`[log]` is live."""
+    async with place.serving() as daemon:
+        quiet = place.config.read_text().replace(
+            'format = "json"', 'format = "json"\nlevel="error"'
+        )
+        place.config.write_text(quiet)
+        async with daemon.client.post(f"{daemon.base}/admin/reload") as answer:
+            assert (await answer.json())["plan"]["log"] == ["level"]
+        seen = len([line for line in daemon.log if line.get("event") == "request"])
+        await daemon.complete()
+        daemon.signal(signal.SIGTERM)
+        await daemon.ended()
+
+        assert len([line for line in daemon.log if line.get("event") == "request"]) == seen
+
+
+async def test_taken_port_ends_before_anything_loads(place: Place):
+    """A second daemon on the same port exits non-zero, says why, and starts no engine."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place.write(listen=f"127.0.0.1:{taken.getsockname()[1]}")
+        async with place.daemon() as daemon:
+            assert await daemon.ended() == 1
+
+    assert [line["event"] for line in daemon.log] == ["cannot listen"]
+    assert not (place.folder / "cache").exists()
+
+
+async def test_unix_socket_is_served_and_cleaned_up(place: Place):
+    """A Unix socket works like a port: one daemon at a time, and its file goes with it."""
+    path = place.folder / "s"
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+    place.write(listen=f"unix:{path}")
+    async with place.serving() as daemon:
+        connector = aiohttp.UnixConnector(str(path))
+        async with (
+            aiohttp.ClientSession(connector=connector) as client,
+            client.get("http://localhost/readyz") as answer,
+        ):
+            assert answer.status == 200
+        async with place.daemon() as second:
+            assert await second.ended() == 1
+        assert path.exists()
+        daemon.signal(signal.SIGTERM)
+        assert await daemon.ended() == 0
+
+    assert not path.exists()
+
+
+async def test_bad_configuration_ends_with_every_problem(place: Place):
+    """Nothing is bound and nothing is started on a file that cannot be."""
+    place.write(more="[models.two]\nsource = 1\n[nonsense]")
+    async with place.daemon() as daemon:
+        assert await daemon.ended() == 1
+
+    said = "".join(line["raw"] for line in daemon.log)
+    assert "models.two.source" in said
+    assert "nonsense" in said
+
+
+async def test_nothing_heavy_is_imported_before_the_listener_is_bound(place: Place):
+    """MLX, mlx-lm and transformers cost seconds; the probes must not wait for them."""
+    script = place.folder / "probe.py"
+    script.write_text(
+        """
+import json, sys
+from pathlib import Path
+sys.path.insert(0, ".")
+from mlxd.daemon import Parts, run
+from tests.daemon.fakes import eventually, is_running
+from tests.daemon.light import ENGINE_COMMAND, load_byte_tokenizer
+
+async def load(folder, trust):
+    # The first thing after the listener; the real one imports here, in its worker.
+    print(json.dumps({"event": "modules", "names": sorted(sys.modules)}), file=sys.stderr)
+    return await load_byte_tokenizer(folder, trust)
+
+sys.exit(run(Path(sys.argv[1]), Parts(ENGINE_COMMAND, load)))
+"""
+    )
+    async with place.daemon(str(script)) as daemon:
+        names = {name.partition(".")[0] for name in (await daemon.logged("modules"))["names"]}
+
+    assert not names & {"mlx", "mlx_lm", "transformers", "numpy", "torch", "huggingface_hub"}

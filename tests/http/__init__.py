@@ -1,0 +1,1 @@
+"""Tests of the HTTP interfaces, over real sockets and fake models."""

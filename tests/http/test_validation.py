@@ -1,0 +1,235 @@
+"""What a client may send: every refusal is 400 in the envelope and names the field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mlxd.errors import BadRequest
+from mlxd.http.body import parse_object
+from mlxd.http.requests import ChatPrompt, TextPrompt, TokenPrompt
+from mlxd.http.schema import parse_chat, parse_completion
+
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+TEXT: dict[str, Any] = {"model": "m", "prompt": "hi"}
+
+
+def refusal(body: dict[str, Any]) -> BadRequest:
+    """Why a body is refused, as chat or as a completion."""
+    parse = parse_chat if "messages" in body else parse_completion
+    with pytest.raises(BadRequest) as caught:
+        parse(body)
+    return caught.value
+
+
+def messages_of(*messages: object) -> tuple[dict[str, Any], ...]:
+    """These messages as the template will see them."""
+    prompt = parse_chat({"model": "m", "messages": list(messages)}).prompt
+    assert isinstance(prompt, ChatPrompt)
+    return prompt.messages
+
+
+OUT_OF_RANGE: dict[str, list[object]] = {
+    "max_tokens": [0, -1, -5, 1.5, "10", True, 1e12],
+    "temperature": [-1, -0.1, 2.1, "1", True, float("inf")],
+    "top_p": [0, 2, -0.5, True],
+    "top_k": [-1, 1.5, True],
+    "min_p": [-0.1, 1.1],
+    "repetition_penalty": [0, -1],
+    "presence_penalty": [-2.1, 2.1],
+    "frequency_penalty": [-2.1, "0"],
+    "repetition_context_size": [0, -1, 1.5],
+    "seed": [1.5, "1", True, 2**64, -(2**63) - 1],
+    "logit_bias": [{"AI": -100}, {"1.5": 1}, {"": 1}, [1]],
+    "stop": ["", [""], ["a"] * 17, 5, [5], "x" * 1025],
+    "n": [0, 2, -1, True, "1", 1.5],
+    "stream": [1, "true"],
+    "stream_options": [True, []],
+    "model": [5, True, ["m"]],
+    "xtc_probability": [0.5],
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [(field, value) for field, values in OUT_OF_RANGE.items() for value in values],
+)
+@pytest.mark.parametrize("body", [CHAT, TEXT], ids=["chat", "completions"])
+def test_values_out_of_range_are_refused_by_name(
+    body: dict[str, Any], field: str, value: object
+) -> None:
+    """On both endpoints: wrong types, booleans for numbers, values past the limits."""
+    assert refusal(body | {field: value}).param == field
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_completion_tokens", 0),
+        ("top_logprobs", 21),
+        ("top_logprobs", -1),
+        ("logprobs", 5),
+        ("tool_choice", "required"),
+        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
+        ("response_format", "text"),
+        ("tools", {"type": "function"}),
+        ("tools", [5]),
+        ("chat_template_kwargs", {"chat_template": "{{ 1 }}"}),
+        ("chat_template_kwargs", {"tokenize": False}),
+        ("messages", "hi"),
+        ("messages", []),
+    ],
+)
+def test_chat_fields_out_of_range_are_refused_by_name(field: str, value: object) -> None:
+    """What only chat has."""
+    named = refusal(CHAT | {"logprobs": True} | {field: value}).param
+    assert named is not None
+    assert named.split("[")[0] == field
+
+
+@pytest.mark.parametrize("kind", ["json_object", "json_schema", "banana", None])
+def test_response_formats_other_than_text_are_refused(kind: str | None) -> None:
+    """None is enforced yet, so none may be ignored."""
+    named = refusal(CHAT | {"response_format": {"type": kind}}).param
+    assert named == "response_format.type"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("logprobs", 6),
+        ("logprobs", True),
+        ("best_of", 2),
+        ("echo", True),
+        ("suffix", "end"),
+        ("prompt", 5),
+        ("prompt", ["a", "b"]),
+        ("prompt", [[1], [2]]),
+        ("prompt", [True]),
+        ("prompt", [1.5]),
+        ("prompt", [1, "a"]),
+    ],
+)
+def test_completion_fields_out_of_range_are_refused_by_name(field: str, value: object) -> None:
+    """What only completions have."""
+    named = refusal(TEXT | {field: value}).param
+    assert named == field
+
+
+def test_top_log_probabilities_need_log_probabilities() -> None:
+    """As with OpenAI; zero of them asks for nothing."""
+    assert refusal(CHAT | {"top_logprobs": 5}).param == "top_logprobs"
+    assert parse_chat(CHAT | {"top_logprobs": 0}).sampling.logprobs is None
+    assert parse_chat(CHAT | {"top_logprobs": 0, "logprobs": True}).sampling.logprobs == 0
+
+
+def test_null_is_absent_and_unknown_fields_are_ignored() -> None:
+    """For every field that has a default, and inside stream_options."""
+    optional = ["max_tokens", "stop", "temperature", "seed", "n", "stream", "logit_bias", "tools"]
+    nulls: dict[str, Any] = dict.fromkeys(optional)
+    body = CHAT | nulls | {"stream_options": {"include_usage": None}, "user": "u", "zzz": [1]}
+    assert parse_chat(body) == parse_chat(CHAT)
+
+
+@pytest.mark.parametrize("field", ["model", "messages"])
+def test_what_is_required_may_not_be_null_or_missing(field: str) -> None:
+    """The error says that it is required."""
+    for body in (CHAT | {field: None}, {k: v for k, v in CHAT.items() if k != field}):
+        with pytest.raises(BadRequest) as caught:
+            parse_chat(body)
+        assert caught.value.param == field
+        assert caught.value.code == "missing_required_parameter"
+
+
+def test_prompts_are_text_or_tokens() -> None:
+    """A batch of one is that one."""
+    assert parse_completion(TEXT | {"prompt": ["hi"]}).prompt == TextPrompt("hi")
+    assert parse_completion(TEXT | {"prompt": [[5, 6]]}).prompt == TokenPrompt((5, 6))
+
+
+def test_content_parts_of_every_role_are_joined() -> None:
+    """Text parts in order; the newer name of the system's role becomes the older."""
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    roles = ["system", "developer", "user", "assistant", "tool"]
+    found = messages_of(*({"role": role, "content": parts} for role in roles))
+    assert [message["content"] for message in found] == ["ab"] * 5
+    assert [message["role"] for message in found] == ["system", "system", *roles[2:]]
+
+
+def test_tool_calls_reach_the_template_with_their_arguments_as_objects() -> None:
+    """Arguments that a model broke stay the text that they are."""
+    calls = [
+        {"id": str(i), "type": "function", "function": {"name": "f", "arguments": arguments}}
+        for i, arguments in enumerate(['{"a": 1}', '{"a": ', ""])
+    ]
+    (message,) = messages_of({"role": "assistant", "content": None, "tool_calls": calls})
+    assert message["content"] == ""
+    given = [call["function"]["arguments"] for call in message["tool_calls"]]
+    assert given == [{"a": 1}, '{"a": ', {}]
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        (5, "messages[0]"),
+        ({"content": "hi"}, "messages[0].role"),
+        ({"role": "robot", "content": "hi"}, "messages[0].role"),
+        ({"role": ["user"], "content": "hi"}, "messages[0].role"),
+        ({"role": "user"}, "messages[0].content"),
+        ({"role": "user", "content": None}, "messages[0].content"),
+        ({"role": "user", "content": []}, "messages[0].content"),
+        ({"role": "user", "content": 5}, "messages[0].content"),
+        ({"role": "user", "content": ["hi"]}, "messages[0].content[0]"),
+        ({"role": "user", "content": [{"type": "odd"}]}, "messages[0].content[0].type"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
+        ({"role": "assistant", "tool_calls": "f"}, "messages[0].tool_calls"),
+        ({"role": "assistant", "tool_calls": [{}]}, "messages[0].tool_calls[0]"),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {}}]},
+            "messages[0].tool_calls[0].function.name",
+        ),
+    ],
+)
+def test_a_message_that_cannot_be_used_is_named(message: object, param: str) -> None:
+    """Down to the part of it."""
+    assert refusal({"model": "m", "messages": [message]}).param == param
+
+
+def test_image_parts_have_a_code_of_their_own() -> None:
+    """Clients can tell that the model is the reason."""
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    error = refusal({"model": "m", "messages": [{"role": "user", "content": [part]}]})
+    assert error.code == "images_not_supported"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"x"',
+        b"null",
+        b'{"a": "\xff"}',
+        b'\xef\xbb\xbf{"a": 1}',
+        b'{"a": 1, "a": 2}',
+        b'{"a": {"b": 1, "b": 1}}',
+        b'{"a": NaN}',
+        b'{"a": -Infinity}',
+        b'{"a": "\\ud83d"}',
+        b'{"\\ud83d": 1}',
+        b'{"a": ' + b"9" * 5000 + b"}",
+        b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    ],
+    ids=lambda data: repr(data[:20]),
+)
+def test_a_body_that_is_not_one_plain_json_object_is_refused(data: bytes) -> None:
+    """Each parser would read it in its own way, or not at all."""
+    with pytest.raises(BadRequest):
+        parse_object(data)
+
+
+def test_numbers_too_large_for_a_float_are_refused() -> None:
+    """They parse to infinity."""
+    assert refusal(CHAT | parse_object(b'{"temperature": 1e999}')).param == "temperature"
