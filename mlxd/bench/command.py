@@ -106,7 +106,7 @@ def main(arguments: Sequence[str]) -> int:
         except (asyncio.CancelledError, KeyboardInterrupt):
             return EXIT_INTERRUPTED
         except (ServerFailed, RequestFailed, NoModel, facts.MeasureFailed) as error:
-            progress.print(f"bench failed: {error}", markup=False, highlight=False)
+            progress.print(f"bench failed: {error}", markup=False, highlight=False, soft_wrap=True)
             return EXIT_FAILED
     match options.output:
         case "json":
@@ -199,7 +199,7 @@ class Bench:
         return Result(STARTUP, about, "mlxd", starts)
 
     def _tell(self, what: str) -> None:
-        self._progress.print(what, markup=False, highlight=False)
+        self._progress.print(what, markup=False, highlight=False, soft_wrap=True)
 
 
 def _fetch(source: str) -> Path:

@@ -183,7 +183,7 @@ def show(report: Report, console: Console) -> None:
         console.print(table)
         console.print()
     for line in notes(report):
-        console.print(line, markup=False, highlight=False)
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def markdown(report: Report) -> str:

@@ -40,6 +40,8 @@ class Link:
 
     def __init__(self, fd: int) -> None:
         self._socket = socket.socket(fileno=fd)
+        # A compiler that outlives the engine would hide its end from the daemon.
+        self._socket.set_inheritable(False)  # the library takes it so
         self._buffer = bytearray()
 
     def send(self, *messages: wire.ToDaemon) -> None:

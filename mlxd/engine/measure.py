@@ -54,7 +54,7 @@ def measure(
     """Prefill the prompts and decode all rows, several times over.
 
     Args:
-        prompts: at most as many as the runner is wide.
+        prompts: at most as many as the runner is wide, each of two tokens or more.
         budget: prompt tokens of one call to prefill.
     """
     passes = [_pass(runner, prompts, steps, budget, clock) for _ in range(1 + PASSES)]

@@ -4,8 +4,8 @@ The scheduler turns submissions into rows, and acts only through its `Runner`.
 Its decisions depend on the messages it got and on step counts, so a test is a
 script of events, and every rank of a sharded model would decide the same.
 
-One `step()` is one iteration: admit, enqueue a decode step, enqueue prefill
-chunks, read the tokens of the step before. The order of the waiting line is
+One `step()` is one iteration: admit, enqueue a decode step, read the tokens of
+the step before, enqueue prefill chunks. The order of the waiting line is
 the gateway's; it is never changed here.
 """
 
@@ -211,10 +211,11 @@ class Scheduler:
             for row in rows:
                 row.enqueued += 1
             self._on_the_way.append(rows)
-        self._prefill()
         # One step stays ahead of the one being read, while there is one to enqueue.
         if len(self._on_the_way) > (1 if rows else 0):
             self._collect()
+        # Last, because it waits for the chunks before: tokens that are ready do not.
+        self._prefill()
 
     def _prefill(self) -> None:
         """Enqueue this iteration's share of prompts and seat the rows that are through."""

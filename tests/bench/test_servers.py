@@ -11,10 +11,9 @@ import pytest
 
 from mlxd import config
 from mlxd.bench import servers
+from mlxd.bench.load import RequestFailed
 from mlxd.bench.servers import HOST, Launch, ServerFailed
 from mlxd.bench.startup import resident_bytes
-
-SERVES_FILES = (sys.executable, "-m", "http.server", "--bind", HOST)
 
 
 def launch(*command: str, port: int) -> Launch:
@@ -22,24 +21,33 @@ def launch(*command: str, port: int) -> Launch:
     return Launch("fake", command, os.environ, port, "/", "m")
 
 
-@pytest.mark.parametrize("fails", [False, True])
-async def test_a_server_is_ready_inside_and_gone_behind(tmp_path: Path, *, fails: bool) -> None:
-    """Also when what was done with it failed."""
+def file_server() -> Launch:
+    """A server that answers 200 at its root."""
     port = servers.free_port()
-    fake = launch(*SERVES_FILES, str(port), port=port)
-    failed = False
-    try:
+    command = (sys.executable, "-m", "http.server", "--bind", HOST, str(port))
+    return launch(*command, port=port)
+
+
+async def test_a_server_is_ready_inside_and_gone_behind(tmp_path: Path) -> None:
+    """It answers inside the context, and its process has ended behind it."""
+    fake = file_server()
+    async with (
+        aiohttp.ClientSession() as session,
+        servers.ready(fake, tmp_path, session) as server,
+        session.get(fake.url) as response,
+    ):
+        assert response.status == 200
+    assert server.process.returncode is not None
+
+
+async def test_a_server_is_stopped_when_a_request_failed(tmp_path: Path) -> None:
+    """The failure comes through, and no process is left."""
+    with pytest.raises(RequestFailed, match="status 404"):
         async with (
             aiohttp.ClientSession() as session,
-            servers.ready(fake, tmp_path, session) as server,
+            servers.ready(file_server(), tmp_path, session) as server,
         ):
-            async with session.get(fake.url) as response:
-                assert response.status == 200
-            if fails:
-                raise ValueError
-    except ValueError:
-        failed = True
-    assert failed == fails
+            raise RequestFailed("status 404")
     assert server.process.returncode is not None
 
 

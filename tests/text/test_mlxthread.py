@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,15 @@ from mlxd.text.mlxthread import MlxThread
 def test_calls_run_one_at_a_time_in_their_order_in_one_thread() -> None:
     """Whoever gave them."""
     thread = MlxThread()
-    ran: list[int] = []
-    idents = [thread.submit(lambda i=i: (ran.append(i), threading.get_ident())) for i in range(5)]
-    assert len({future.result()[1] for future in idents}) == 1
-    assert ran == [0, 1, 2, 3, 4]
+    ran: list[tuple[int, int]] = []
+
+    def note(number: int) -> None:
+        ran.append((number, threading.get_ident()))
+
+    for future in [thread.submit(partial(note, number)) for number in range(5)]:
+        future.result()
+    assert [number for number, _ in ran] == [0, 1, 2, 3, 4]
+    assert len({ident for _, ident in ran}) == 1
 
 
 def test_an_error_reaches_its_caller_and_the_thread_goes_on() -> None:

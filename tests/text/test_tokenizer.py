@@ -44,7 +44,7 @@ async def test_prompts_are_tokenised_as_mlx_lm_does(
     tokenizer: Tokenizer, starter_path: Path
 ) -> None:
     """Completions as `encode`, chat as the template with the assistant's opening."""
-    reference = load_tokenizer(starter_path)  # type: ignore[no-untyped-call]
+    reference = load_tokenizer(starter_path)
     assert await tokenizer.encode("Once upon a time") == reference.encode("Once upon a time")
     assert await tokenizer.encode_chat(HELLO) == reference.apply_chat_template(
         HELLO, add_generation_prompt=True

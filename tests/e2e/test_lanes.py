@@ -1,0 +1,257 @@
+"""Both lanes of a real daemon give the same answers, on the real starter model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+from openai import AsyncOpenAI
+
+SERIAL = {"logprobs": True}  # a trait that this engine's batch cannot take
+LANES = pytest.mark.parametrize("extra", [{}, SERIAL], ids=["batch", "serial"])
+
+QUESTIONS = [
+    "What is the capital of France?",
+    "Name three primary colours.",
+    "Write one line about rain.",
+    "What is two plus two?",
+    "Who wrote Hamlet?",
+    "What is water made of?",
+    "Define gravity in a sentence.",
+    "What does a baker make?",
+    "Which planet is the largest?",
+    "Give a synonym of 'happy'.",
+    "How many legs has a spider?",
+    "What is the opposite of cold?",
+    "Name a river in Egypt.",
+    "What language is spoken in Brazil?",
+    "Say hello in Spanish.",
+    "What gas do plants take in?",
+]
+
+
+def client(base: str) -> AsyncOpenAI:
+    """The real OpenAI client."""
+    return AsyncOpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0)
+
+
+async def ask(base: str, content: str, **fields: Any) -> tuple[str, str, str]:
+    """One greedy chat completion: text, finish reason, lane."""
+    body: dict[str, Any] = {
+        "model": "default",
+        "messages": [{"role": "user", "content": content}],
+        "temperature": 0,
+        "max_tokens": 24,
+        **fields,
+    }
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{base}/v1/chat/completions", json=body) as answer,
+    ):
+        assert answer.status == 200, await answer.text()
+        choice = (await answer.json())["choices"][0]
+        lane = answer.headers["x-mlxd-lane"]
+        return choice["message"]["content"], choice["finish_reason"], lane
+
+
+async def streamed(base: str, content: str, **fields: Any) -> tuple[str, str]:
+    """The same, streamed: the deltas joined, and the finish reason."""
+    text, reason = "", ""
+    async with client(base) as openai:
+        stream = await openai.chat.completions.create(
+            model="default",
+            messages=[{"role": "user", "content": content}],
+            temperature=0,
+            stream=True,
+            **{"max_tokens": 24, **fields},
+        )
+        async for chunk in stream:
+            for choice in chunk.choices:
+                text += choice.delta.content or ""
+                reason = choice.finish_reason or reason
+    return text, reason
+
+
+@LANES
+async def test_the_capital_of_france_is_paris_streamed_and_not(
+    base: str, extra: dict[str, Any]
+) -> None:
+    """The first thing that a newcomer sees."""
+    whole, reason, lane = await ask(base, QUESTIONS[0], **extra)
+    assert "Paris" in whole
+    assert reason == "stop"
+    assert lane == ("serial" if extra else "batch")
+    assert await streamed(base, QUESTIONS[0], **extra) == (whole, "stop")
+
+
+async def test_sixteen_prompts_at_once_equal_what_the_serial_lane_gives_alone(base: str) -> None:
+    """Greedy, float32, every answer the same text."""
+    together = await asyncio.gather(*(ask(base, question) for question in QUESTIONS))
+    assert {lane for _text, _reason, lane in together} == {"batch"}
+    for question, (text, reason, _lane) in zip(QUESTIONS, together, strict=True):
+        assert (text, reason, "serial") == await ask(base, question, **SERIAL)
+
+
+async def test_each_of_sixteen_rows_keeps_its_own_code_word(base: str) -> None:
+    """No row sees another's cache: each of a batch equals itself alone."""
+    prompts = [f"Repeat this word exactly: zebra{number}" for number in range(16)]
+    together = await asyncio.gather(*(ask(base, prompt, max_tokens=12) for prompt in prompts))
+    alone = [await ask(base, prompt, max_tokens=12) for prompt in prompts[:4]]
+    assert together[:4] == alone
+    assert len({text for text, _reason, _lane in together}) > 8
+
+
+async def test_bursts_of_one_lane_onto_the_other_are_exclusive_and_right(base: str) -> None:
+    """A serial request in mid-generation, then a burst for the batch, and the reverse."""
+    expected = {question: (await ask(base, question))[0] for question in QUESTIONS[:4]}
+    serial = asyncio.create_task(ask(base, QUESTIONS[0], **SERIAL))
+    await asyncio.sleep(0.3)
+    burst = await asyncio.gather(*(ask(base, question) for question in QUESTIONS[:4]))
+    reverse = await asyncio.gather(
+        *(ask(base, question) for question in QUESTIONS[:3]), ask(base, QUESTIONS[3], **SERIAL)
+    )
+    assert (await serial)[0] == expected[QUESTIONS[0]]
+    assert [text for text, _reason, _lane in burst] == list(expected.values())
+    assert [text for text, _reason, _lane in reverse] == list(expected.values())
+
+
+@LANES
+async def test_the_limit_ends_in_the_same_place_streamed_or_not(
+    base: str, extra: dict[str, Any]
+) -> None:
+    """`max_tokens: 5` gives five tokens and `length`."""
+    whole, reason, _lane = await ask(base, "Count to ten.", max_tokens=5, **extra)
+    assert reason == "length"
+    assert await streamed(base, "Count to ten.", max_tokens=5, **extra) == (whole, "length")
+    assert (await ask(base, "Count to ten.", max_tokens=5))[0] == whole
+
+
+@LANES
+async def test_a_stop_string_gives_the_same_text_everywhere(
+    base: str, extra: dict[str, Any]
+) -> None:
+    """Nothing of the stop is sent, on both lanes and both endpoints, streamed or not."""
+    full, _reason, _lane = await ask(base, QUESTIONS[0])
+    stop = full[10:16]
+    expected = full[: full.index(stop)]
+    assert (await ask(base, QUESTIONS[0], stop=[stop], **extra))[:2] == (expected, "stop")
+    assert await streamed(base, QUESTIONS[0], stop=[stop], **extra) == (expected, "stop")
+
+
+@LANES
+async def test_emoji_and_accents_stream_without_replacement_characters(
+    base: str, extra: dict[str, Any]
+) -> None:
+    """The joined deltas equal the whole text, also in a batch of eight."""
+    content = "repeat: 😀 ďábelské 日本語"
+    whole = await asyncio.gather(*(ask(base, content, max_tokens=30, **extra) for _ in range(2)))
+    parts = await asyncio.gather(
+        *(streamed(base, content, max_tokens=30, **extra) for _ in range(2))
+    )
+    assert len({text for text, _reason, _lane in whole} | {text for text, _reason in parts}) == 1
+
+
+async def test_a_seed_gives_one_text_and_seeds_differ(base: str) -> None:
+    """In both lanes the same draws; other requests beside it do not matter."""
+    fields = {"temperature": 0.8, "top_k": 50, "max_tokens": 16}
+    alone = await ask(base, "Tell me a story.", seed=1, **fields)
+    busy = await asyncio.gather(
+        ask(base, "Tell me a story.", seed=1, **fields),
+        *(ask(base, "Tell me a story.", seed=seed, **fields) for seed in range(2, 6)),
+    )
+    assert busy[0] == alone
+    assert len({text for text, _reason, _lane in busy}) > 3
+    serial = await ask(base, "Tell me a story.", seed=1, **fields, **SERIAL)
+    assert serial[0] == alone[0]
+
+
+async def test_top_k_of_one_equals_greedy_on_both_lanes(base: str) -> None:
+    """Whatever the temperature."""
+    greedy = (await ask(base, QUESTIONS[4]))[0]
+    for extra in ({}, SERIAL):
+        hot = await ask(base, QUESTIONS[4], temperature=1.5, top_k=1, **extra)
+        assert hot[0] == greedy
+
+
+async def test_penalties_and_bias_run_serially_and_change_the_text(base: str) -> None:
+    """The lane and its reason are told in the headers."""
+    plain = (await ask(base, QUESTIONS[0]))[0]
+    for fields, reason in (
+        ({"logit_bias": {"504": -100}}, "logit_bias"),  # "The"
+        ({"repetition_penalty": 1.9}, "penalties"),
+    ):
+        body = {
+            "model": "default",
+            "messages": [{"role": "user", "content": QUESTIONS[0]}],
+            "temperature": 0,
+            "max_tokens": 24,
+            **fields,
+        }
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{base}/v1/chat/completions", json=body) as answer,
+        ):
+            assert answer.headers["x-mlxd-lane"] == "serial"
+            assert answer.headers["x-mlxd-lane-reason"] == reason
+            assert (await answer.json())["choices"][0]["message"]["content"] != plain
+
+
+async def test_logprobs_have_one_entry_per_token_and_the_choice_among_the_best(base: str) -> None:
+    """Greedy: the chosen token is the most likely one."""
+    async with client(base) as openai:
+        answer = await openai.chat.completions.create(
+            model="default",
+            messages=[{"role": "user", "content": QUESTIONS[0]}],
+            temperature=0,
+            logprobs=True,
+            top_logprobs=5,
+        )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert "".join(entry.token for entry in logprobs.content) == answer.choices[0].message.content
+    for entry in logprobs.content:
+        assert len(entry.top_logprobs) == 5
+        assert entry.logprob == max(top.logprob for top in entry.top_logprobs) <= 0
+
+
+async def test_clients_that_leave_free_the_model_for_the_next(base: str) -> None:
+    """Forty clients leave after a few chunks or before the headers; four new ones run at once."""
+    body = {
+        "model": "default",
+        "messages": [{"role": "user", "content": "Write a long story."}],
+        "max_tokens": 400,
+        "stream": True,
+    }
+
+    async def leave(session: aiohttp.ClientSession, number: int) -> None:
+        extra = SERIAL if number % 8 == 0 else {}
+        request = session.post(f"{base}/v1/chat/completions", json={**body, **extra})
+        try:
+            async with asyncio.timeout(0.2 + number * 0.05), request as answer:
+                async for _chunk in answer.content:
+                    pass
+        except TimeoutError:
+            pass
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        await asyncio.gather(*(leave(session, number) for number in range(40)))
+    answers = await asyncio.gather(*(ask(base, QUESTIONS[0]) for _ in range(4)))
+    assert all("Paris" in text for text, _reason, _lane in answers)
+    async with aiohttp.ClientSession() as session, session.get(f"{base}/admin/status") as status:
+        model = json.loads(await status.text())["models"][0]
+    assert model["running"] == {"batch": 0, "serial": 0}
+    assert model["waiting"] == {"batch": 0, "serial": 0}
+
+
+async def test_a_long_prompt_joins_running_streams_and_both_finish(base: str) -> None:
+    """Its prefill is cut into chunks between the others' steps."""
+    expected = (await ask(base, QUESTIONS[1], max_tokens=40))[0]
+    long = "word " * 700 + "What is the capital of France?"
+    running = asyncio.create_task(ask(base, QUESTIONS[1], max_tokens=40))
+    joined = await ask(base, long, max_tokens=4)
+    assert (await running)[0] == expected
+    assert joined[:2] == (await ask(base, long, max_tokens=4, **SERIAL))[:2]
