@@ -65,6 +65,9 @@ class Runner:
         self._seats: dict[int, Seat] = {}
         self._enqueued: deque[Enqueued] = deque()
         self.width = width
+        # On a CPU, `async_eval` returns when nearly all is computed: a step enqueued
+        # ahead would only delay the tokens of the one before it.
+        self.ahead = 0 if mx.default_device() == mx.Device(mx.cpu) else 1
         windows = [spec.window for spec in self._layout if spec.window is not None]
         self._smallest_window = min(windows, default=loaded.context)
 

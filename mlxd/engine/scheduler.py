@@ -4,8 +4,8 @@ The scheduler turns submissions into rows, and acts only through its `Runner`.
 Its decisions depend on the messages it got and on step counts, so a test is a
 script of events, and every rank of a sharded model would decide the same.
 
-One `step()` is one iteration: admit, enqueue a decode step, read the tokens of
-the step before, enqueue prefill chunks. The order of the waiting line is
+One `step()` is one iteration: admit, enqueue prefill chunks, enqueue a decode
+step, read the tokens of the step before. The order of the waiting line is
 the gateway's; it is never changed here.
 """
 
@@ -39,6 +39,8 @@ class Runner(Protocol):
     """What the scheduler can do. `mlxd.engine.runner.Runner` does it with MLX."""
 
     width: int
+    #: Steps to enqueue beyond the one being read; 0 where enqueuing itself waits.
+    ahead: int
 
     def prefill(self, chunks: Sequence[Chunk]) -> None:
         """Enqueue these chunks of different rows."""
@@ -205,17 +207,18 @@ class Scheduler:
                 self._seat(row)
 
     def _advance_batch(self) -> None:
+        if self._prefilling and self._on_the_way:
+            # A prefill call can take its whole time here: tokens that are ready go first.
+            self._collect(leave=0)
+            return
+        self._prefill()
         rows = [row for row in self._decoding if row.enqueued < row.request.max_tokens]
         if rows:
             self.runner.decode([row.id for row in rows])
             for row in rows:
                 row.enqueued += 1
             self._on_the_way.append(rows)
-        # One step stays ahead of the one being read, while there is one to enqueue.
-        if len(self._on_the_way) > (1 if rows else 0):
-            self._collect()
-        # Last, because it waits for the chunks before: tokens that are ready do not.
-        self._prefill()
+        self._collect(leave=self.runner.ahead if rows and not self._prefilling else 0)
 
     def _prefill(self) -> None:
         """Enqueue this iteration's share of prompts and seat the rows that are through."""
@@ -250,7 +253,12 @@ class Scheduler:
                 break
         return planned
 
-    def _collect(self) -> None:
+    def _collect(self, *, leave: int) -> None:
+        """Read the steps on their way, all but the last `leave` of them."""
+        while len(self._on_the_way) > leave:
+            self._collect_one()
+
+    def _collect_one(self) -> None:
         rows = {row.id: row for row in self._on_the_way.popleft()}
         tokens: list[Token] = []
         ended: list[tuple[Row, FinishReason]] = []

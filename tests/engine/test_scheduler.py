@@ -48,6 +48,7 @@ class FakeRunner:
 
     def __init__(self, width: int) -> None:
         self.width = width
+        self.ahead = 1
         self.log: list[tuple[str, list[int]]] = []
         self.script: dict[int, list[int]] = {}
         self.prefilled: dict[int, int] = {}
@@ -296,6 +297,33 @@ def test_a_cancelled_row_is_gone_at_the_next_step() -> None:
     result = bench.finished[1]
     assert result.generated_tokens == seen
     assert result.discarded_tokens == 1
+
+
+def test_tokens_that_are_ready_are_told_before_a_prefill_call() -> None:
+    """Such a call can take its whole time; a running stream must not wait for it twice."""
+    bench = Bench(width=2, chunk=16, budget=16)
+    bench.submit(1, count=40)
+    bench.step(4)
+    bench.submit(2, prompt=100)
+    calls = len(bench.runner.log)
+    seen = len(bench.tokens[1])
+    bench.step()
+    assert len(bench.runner.log) == calls
+    assert len(bench.tokens[1]) == seen + 1
+    bench.step()
+    assert bench.runner.log[calls:] == [("prefill", [2]), ("decode", [1])]
+    assert len(bench.tokens[1]) == seen + 2
+
+
+def test_without_steps_ahead_each_step_is_read_at_once_and_none_is_in_vain() -> None:
+    """Where enqueuing waits anyway, a row that ends has no step on its way."""
+    bench = Bench()
+    bench.runner.ahead = 0
+    bench.runner.script[1] = [5, EOS]
+    bench.submit(1, count=9)
+    bench.drain()
+    assert bench.tokens[1] == [5]
+    assert bench.finished[1].discarded_tokens == 0
 
 
 def test_cancelling_an_unknown_or_finished_request_does_nothing() -> None:
