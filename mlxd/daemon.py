@@ -25,10 +25,10 @@ from prometheus_client import CollectorRegistry
 
 from mlxd import __version__, logs
 from mlxd.config import Settings, cache_dir, load, parse_listen
-from mlxd.enginelink import ENGINE_COMMAND
-from mlxd.enginerun import Means, TokenizerLoader
 from mlxd.errors import ConfigError, Conflict
-from mlxd.fetcher import Fetcher
+from mlxd.host.fetcher import Fetcher
+from mlxd.host.link import ENGINE_COMMAND
+from mlxd.host.run import Means, TokenizerLoader
 from mlxd.http.admin import admin_routes
 from mlxd.http.app import make_app, make_runner
 from mlxd.http.inflight import InFlight

@@ -24,7 +24,7 @@ class PhaseStatus:
 
     name: str
     seconds: float  # since it said so
-    budget: float  # seconds that it may take
+    budget: float | None  # seconds that it may take; None while idle
 
 
 @dataclass(frozen=True, slots=True)

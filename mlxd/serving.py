@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Protocol
 from mlxd.wire import Capabilities, Lane, Sampling, Token
 
 if TYPE_CHECKING:
-    from mlxd.config import SamplingSettings
     from mlxd.text.tokenizer import Tokenizer
 
 
@@ -29,6 +28,17 @@ class Generation:
     sampling: Sampling
     traits: frozenset[str]  # of SPEC 1, as found by mlxd.policy.request_traits
     key_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What a request gets where its client sends nothing."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_tokens: int = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +104,7 @@ class Served:
     created: int  # unix seconds
     capabilities: Capabilities
     tokenizer: Tokenizer
-    sampling: SamplingSettings  # defaults where the client sends none
+    sampling: SamplingDefaults
     gateway: Gateway
 
 

@@ -12,10 +12,10 @@ import structlog
 from mlxd import __version__
 from mlxd.config import ServerSettings, Settings, etag
 from mlxd.draining import finish, idle_within, stop_all
-from mlxd.enginerun import Means
 from mlxd.errors import ConfigError, Conflict, Draining, NotFound
 from mlxd.gateway import DRAIN_RETRY
 from mlxd.host import Host
+from mlxd.host.run import Means
 from mlxd.lifecycle import State
 from mlxd.operations import DaemonStatus, DrainReport
 from mlxd.plan import Plan, diff

@@ -129,8 +129,8 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
 class Phase(msgspec.Struct, frozen=True, tag=True):
     """Said before anything that can block; `budget` seconds is what it may take."""
 
-    name: str  # "load" | "warmup" | "compile" | "prefill" | "step" | "serial" | "idle"
-    budget: float
+    name: str  # "load" | "warmup" | "prefill" | "step" | "serial" | "idle"
+    budget: float | None  # None while idle: nothing is due
 
 
 class Capabilities(msgspec.Struct, frozen=True):

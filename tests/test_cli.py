@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from mlxd import __version__
-from mlxd.adminclient import parse_url
-from mlxd.cli import EXIT_REFUSED, EXIT_UNREACHABLE, app
+from mlxd.cli.client import parse_url
+from mlxd.cli.commands import EXIT_REFUSED, EXIT_UNREACHABLE, app
 from mlxd.config import TcpAddress, UnixAddress
 from mlxd.operations import (
     DaemonStatus,
@@ -49,7 +48,7 @@ STATUS = DaemonStatus(
             width=16,
             running=LaneCounts(batch=3),
             waiting=LaneCounts(batch=2, serial=1),
-            phase=PhaseStatus("idle", 1.0, budget=inf),
+            phase=PhaseStatus("idle", 1.0, budget=None),
             engine=EngineStatus(1, "cpu", "1", "2", Blas("openblas", "/x")),
             capabilities=None,
             kv_bytes=2**20,

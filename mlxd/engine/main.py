@@ -28,7 +28,6 @@ LOAD_FLOOR = 60.0
 LOAD_BYTES_PER_SECOND = 50e6
 WARMUP_BUDGET = 900.0
 WORK_BUDGET = 120.0
-IDLE_BUDGET = float("inf")
 
 
 class Disconnected(Exception):
@@ -132,7 +131,7 @@ def _serve(link: Link) -> int:
         return 1
     link.send(
         wire.Ready(warmed.capabilities, loaded.seconds, warmed.seconds, loaded.weight_bytes),
-        Phase("idle", IDLE_BUDGET),
+        Phase("idle", None),
     )
     return _loop(link, Scheduler(runner, start.batch, time.perf_counter))
 
@@ -159,7 +158,7 @@ def _loop(link: Link, scheduler: Scheduler) -> int:
             link.send(*scheduler.step())
         if scheduler.idle and activity != "idle":
             activity = "idle"
-            link.send(Phase(activity, IDLE_BUDGET))
+            link.send(Phase(activity, None))
 
 
 def _hello() -> wire.Hello:

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from mlxd.config import SamplingSettings
 from mlxd.errors import BadRequest
 from mlxd.http.events import Admitted, Done, Event
 from mlxd.http.requests import (
@@ -19,12 +18,10 @@ from mlxd.http.requests import (
     TokenPrompt,
 )
 from mlxd.policy import request_traits
-from mlxd.serving import Directory, Generation, Served
+from mlxd.serving import Directory, Generation, SamplingDefaults, Served
 from mlxd.text.stream import Delta, TextStream
 from mlxd.text.tokenizer import Tokenizer
 from mlxd.wire import Capabilities, Sampling, Token
-
-DEFAULT_MAX_TOKENS = 512
 
 N = TypeVar("N", int, float)
 
@@ -128,7 +125,7 @@ class _Text:
 
 
 def resolve_sampling(
-    asked: SamplingRequest, defaults: SamplingSettings, capabilities: Capabilities
+    asked: SamplingRequest, defaults: SamplingDefaults, capabilities: Capabilities
 ) -> Sampling:
     """Every parameter a number: the client's, else the model's, else the built-in one.
 
@@ -142,13 +139,13 @@ def resolve_sampling(
                 f"{capabilities.vocab_size} tokens",
                 param="logit_bias",
             )
-    top_k = _first(asked.top_k, defaults.top_k, 0)
+    top_k = _given(asked.top_k, defaults.top_k)
     return Sampling(
         seed=secrets.randbits(64) if asked.seed is None else asked.seed,
-        temperature=_first(asked.temperature, defaults.temperature, 1.0),
-        top_p=_first(asked.top_p, defaults.top_p, 1.0),
+        temperature=_given(asked.temperature, defaults.temperature),
+        top_p=_given(asked.top_p, defaults.top_p),
         top_k=top_k if top_k < capabilities.vocab_size else 0,
-        min_p=_first(asked.min_p, defaults.min_p, 0.0),
+        min_p=_given(asked.min_p, defaults.min_p),
         repetition_penalty=asked.repetition_penalty,
         repetition_context_size=asked.repetition_context_size,
         presence_penalty=asked.presence_penalty,
@@ -160,10 +157,8 @@ def resolve_sampling(
     )
 
 
-def _first(asked: N | None, default: N | None, built_in: N) -> N:
-    if asked is not None:
-        return asked
-    return built_in if default is None else default
+def _given(asked: N | None, default: N) -> N:
+    return default if asked is None else asked
 
 
 async def _tokens(
@@ -199,10 +194,10 @@ def _check_prompt(prompt: Sequence[int], param: str, capabilities: Capabilities)
         )
 
 
-def _limit(asked: Limit | None, defaults: SamplingSettings, prompt: int, context: int) -> int:
+def _limit(asked: Limit | None, defaults: SamplingDefaults, prompt: int, context: int) -> int:
     """The token limit, clamped to what the prompt leaves of the context."""
     if asked is None:
-        return min(defaults.max_tokens or DEFAULT_MAX_TOKENS, context - prompt)
+        return min(defaults.max_tokens, context - prompt)
     if asked.tokens > context:
         raise BadRequest(
             f"{asked.param} is {asked.tokens}; this model's context is {context} tokens",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from mlxd.waiting import Holds
+from mlxd.holds import Holds
 
 
 class InFlight:

@@ -11,14 +11,14 @@ from prometheus_client import CollectorRegistry
 from mlxd import serving
 from mlxd.config import BatchSettings, PolicySettings
 from mlxd.gateway import Gateway
-from mlxd.ledger import Ledger
+from mlxd.gateway.ledger import Ledger
+from mlxd.gateway.terms import Terms
+from mlxd.gateway.ticket import Ticket
 from mlxd.lifecycle import State
 from mlxd.metrics import Metrics
-from mlxd.model_metrics import ModelMetrics
+from mlxd.metrics.model import ModelMetrics
 from mlxd.policy import TRAITS
 from mlxd.serving import Generation
-from mlxd.terms import Terms
-from mlxd.ticket import Ticket
 from mlxd.wire import (
     Cancel,
     Capabilities,

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from mlxd import wire
-from mlxd.enginelink import PATIENCE, BrokenFrame, EngineLink, engine_environment
-from mlxd.lastwords import KEPT_LINES, MAX_LINE_BYTES
+from mlxd.host.lastwords import KEPT_LINES, MAX_LINE_BYTES
+from mlxd.host.link import PATIENCE, BrokenFrame, EngineLink, engine_environment
 from mlxd.wire import BatchTuning, Hello, LoadFailed, Phase, Ready, Start
 from tests.daemon.light import ENGINE_COMMAND
 

@@ -9,9 +9,9 @@ import pytest
 
 from mlxd.config import BatchSettings, PolicySettings
 from mlxd.errors import BadRequest, Draining, EngineFailed, ModelNotReady, QueueFull, TimedOut
-from mlxd.gateway import LOOKAHEAD, ProtocolError
+from mlxd.gateway.gateway import LOOKAHEAD, ProtocolError
+from mlxd.gateway.terms import Terms
 from mlxd.serving import Outcome
-from mlxd.terms import Terms
 from mlxd.wire import BatchTuning, Capabilities, FinishReason, Lane, Retune, Started, Submit
 from tests.daemon.fakes import EVERYTHING, Bench, generation, read, terms
 

@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mlxd.lifecycle import State
 from mlxd.metrics import Metrics
-from mlxd.model_metrics import ModelMetrics
+from mlxd.metrics.model import ModelMetrics
 from mlxd.wire import Lane
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from mlxd.config import SamplingSettings
-from mlxd.sampling_defaults import BUILT_IN, merge, of_model
+from mlxd.host.defaults import merge, of_model
+from mlxd.serving import SamplingDefaults
 
 
 def write(folder: Path, text: str) -> Path:
@@ -24,14 +25,14 @@ def test_file_wins_over_model_and_model_over_built_in(tmp_path: Path):
 
     merged = merge(SamplingSettings(temperature=0.2), of_model(folder))
 
-    assert merged == SamplingSettings(
+    assert merged == SamplingDefaults(
         temperature=0.2, top_p=0.9, top_k=0, min_p=0.0, max_tokens=100
     )
 
 
 def test_model_without_a_generation_config_gets_built_in_values(tmp_path: Path):
     """Temperature 1, top_p 1, top_k 0, min_p 0, 512 tokens."""
-    assert merge(SamplingSettings(), of_model(tmp_path)) == BUILT_IN
+    assert merge(SamplingSettings(), of_model(tmp_path)) == SamplingDefaults()
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "null", '{"temperature": null}'])

@@ -22,9 +22,9 @@ from mlxd.config import (
     ServerSettings,
     Settings,
 )
-from mlxd.enginerun import Means
 from mlxd.errors import ConfigError, Conflict, Draining, EngineFailed, ModelNotReady, NotFound
-from mlxd.fetcher import Fetcher
+from mlxd.host.fetcher import Fetcher
+from mlxd.host.run import Means
 from mlxd.metrics import Metrics
 from mlxd.supervisor import Supervisor
 from mlxd.wire import Lane

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from mlxd.waiting import Holds, WaitingLine, startable
+from mlxd.gateway.waiting import WaitingLine, startable
+from mlxd.holds import Holds
 from mlxd.wire import Lane
 
 B, S = Lane.BATCH, Lane.SERIAL

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from mlxd.config import SamplingSettings, ServerSettings
+from mlxd.config import ServerSettings
 from mlxd.errors import MlxdError, NotFound
 from mlxd.http.app import make_app, make_runner
-from mlxd.serving import Generation, Outcome, Served
+from mlxd.serving import Generation, Outcome, SamplingDefaults, Served
 from mlxd.text.tokenizer import Tokenizer
 from mlxd.wire import Capabilities, Lane, Token, TokenLogprobs
 
@@ -132,7 +132,7 @@ class FakeDirectory:
 
 
 def directory(
-    tokenizer: Tokenizer, gateway: FakeGateway, sampling: SamplingSettings | None = None
+    tokenizer: Tokenizer, gateway: FakeGateway, sampling: SamplingDefaults | None = None
 ) -> FakeDirectory:
     """The directory of one model in front of this gateway."""
     return FakeDirectory(
@@ -147,7 +147,7 @@ def directory(
                 batchable=[],
             ),
             tokenizer=tokenizer,
-            sampling=sampling or SamplingSettings(),
+            sampling=sampling or SamplingDefaults(),
             gateway=gateway,
         )
     )

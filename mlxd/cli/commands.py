@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NoReturn
 import typer
 
 from mlxd import __version__
-from mlxd.adminclient import Answer, Unreachable, call, parse_url
+from mlxd.cli.client import Answer, Unreachable, call, parse_url
 from mlxd.config import (
     CONFIG_VARIABLE,
     Address,
@@ -239,7 +239,7 @@ def _show(body: dict[str, Any], kind: Literal["status", "drained", "plan"]) -> N
     import msgspec  # noqa: PLC0415 - serving should not wait for what only people need
     from rich.console import Console  # noqa: PLC0415
 
-    from mlxd import show  # noqa: PLC0415
+    from mlxd.cli import show  # noqa: PLC0415
 
     show_kind = {"status": show.status, "drained": show.drained, "plan": show.plan}[kind]
     try:

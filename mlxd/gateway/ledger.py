@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 
-from mlxd.endings import Ending
+from mlxd.gateway.endings import Ending
+from mlxd.gateway.ticket import Ticket
 from mlxd.metrics import NO_LANE
-from mlxd.model_metrics import ModelMetrics
+from mlxd.metrics.model import ModelMetrics
 from mlxd.policy import Reject, Take
-from mlxd.ticket import Ticket
 from mlxd.wire import Finished, Lane, Step
 
 #: Weight of the newest request in the running mean of service times.

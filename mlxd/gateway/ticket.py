@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
-from mlxd.endings import Ending
+from mlxd.gateway.endings import Ending
 from mlxd.policy import Take
 from mlxd.serving import Generation, Outcome
 from mlxd.wire import Finished, Submit, Token

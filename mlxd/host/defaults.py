@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import structlog
 from pydantic import ValidationError
 
 from mlxd.config import SamplingSettings
-
-BUILT_IN = SamplingSettings(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, max_tokens=512)
+from mlxd.serving import SamplingDefaults
 
 #: Ours by the names of Hugging Face's generation_config.json.
 _NAMES = {
@@ -38,13 +38,12 @@ def of_model(folder: Path) -> SamplingSettings:
     return _usable(config) if isinstance(config, dict) else SamplingSettings()
 
 
-def merge(*layers: SamplingSettings) -> SamplingSettings:
+def merge(*layers: SamplingSettings) -> SamplingDefaults:
     """The first layer that has a value gives it; the built-in values come last."""
-    merged = {}
-    for name in SamplingSettings.model_fields:
-        values = (layer.model_dump()[name] for layer in (*layers, BUILT_IN))
-        merged[name] = next(value for value in values if value is not None)
-    return SamplingSettings(**merged)
+    given: dict[str, Any] = {}
+    for layer in reversed(layers):
+        given |= layer.model_dump(exclude_none=True)
+    return SamplingDefaults(**given)
 
 
 def _usable(config: Mapping[str, object]) -> SamplingSettings:

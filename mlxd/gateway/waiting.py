@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Hashable, Iterable, Iterator
 from typing import Generic, TypeVar
 
@@ -41,35 +40,6 @@ class WaitingLine(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._order)
-
-
-class Holds:
-    """A count of things held that can be waited on until it is zero."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._none = asyncio.Event()
-        self._none.set()
-
-    def __len__(self) -> int:
-        return self._count
-
-    def take(self) -> None:
-        """One more is held."""
-        self._count += 1
-        self._none.clear()
-
-    def release(self) -> None:
-        """One less. Raises RuntimeError when nothing was held."""
-        if self._count == 0:
-            raise RuntimeError("released more holds than were taken")
-        self._count -= 1
-        if self._count == 0:
-            self._none.set()
-
-    async def none(self) -> None:
-        """Wait until nothing is held."""
-        await self._none.wait()
 
 
 def startable(running: Iterable[Lane], line: Iterable[Lane], rows: int) -> int:

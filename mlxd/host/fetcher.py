@@ -13,7 +13,7 @@ from pathlib import Path
 
 import structlog
 
-from mlxd.lastwords import LastWords
+from mlxd.host.lastwords import LastWords
 from mlxd.models import local_path, parse
 
 #: What is run to fetch; `SOURCE --cache DIR` is added. It prints the folder.

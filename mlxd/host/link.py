@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from mlxd import wire
-from mlxd.lastwords import LastWords
+from mlxd.host.lastwords import LastWords
 from mlxd.wire import Stop, ToDaemon, ToEngine
 
 #: What is run for an engine; `--fd N` is added.

@@ -15,8 +15,8 @@ import structlog
 
 from mlxd import blas
 from mlxd.config import ModelSettings
-from mlxd.enginelink import EngineLink, engine_environment
 from mlxd.gateway import Gateway, ProtocolError
+from mlxd.host.link import EngineLink, engine_environment
 from mlxd.metrics import Metrics
 from mlxd.operations import EngineStatus, PhaseStatus
 from mlxd.text.tokenizer import Tokenizer
@@ -143,7 +143,8 @@ class EngineRun:
         if self._phase is None:
             return None
         phase, since = self._phase
-        return PhaseStatus(phase.name, round(time.monotonic() - since, 3), phase.budget)
+        seconds = round(time.monotonic() - since, 3)
+        return PhaseStatus(phase.name, seconds, phase.budget)
 
     def _pass_on(self, frame: ToDaemon, gateway: Gateway) -> None:
         match frame:

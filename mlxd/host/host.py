@@ -8,19 +8,19 @@ from pathlib import Path
 
 import structlog
 
-from mlxd import sampling_defaults
 from mlxd.config import ModelSettings, SamplingSettings
-from mlxd.enginelink import BrokenFrame
-from mlxd.enginerun import EngineEnded, EngineRun, Means
 from mlxd.errors import Draining, ModelNotReady
-from mlxd.fetcher import FetchFailed
 from mlxd.gateway import DRAIN_RETRY, Gateway, ProtocolError
-from mlxd.ledger import Ledger
+from mlxd.gateway.ledger import Ledger
+from mlxd.gateway.terms import Terms, tell_unbatchable
+from mlxd.host import defaults
+from mlxd.host.fetcher import FetchFailed
+from mlxd.host.link import BrokenFrame
+from mlxd.host.run import EngineEnded, EngineRun, Means
 from mlxd.lifecycle import State
-from mlxd.model_metrics import ModelMetrics
+from mlxd.metrics.model import ModelMetrics
 from mlxd.operations import LaneCounts, LiveRequests, ModelStatus
 from mlxd.serving import Served
-from mlxd.terms import Terms, tell_unbatchable
 from mlxd.text.tokenizer import Tokenizer, TokenizerError
 from mlxd.wire import Capabilities, Lane, Ready
 
@@ -232,7 +232,7 @@ class Host:
         terms = self._terms
         ready, tokenizer = await self._load(run, folder, terms)
         try:
-            self._own_sampling = sampling_defaults.of_model(folder)
+            self._own_sampling = defaults.of_model(folder)
             gateway = Gateway(ready.capabilities, terms, run.link.send, self._ledger)
             gateway.retune(self._terms)  # they may have changed while it loaded
             self._become_ready(gateway, tokenizer, ready)
@@ -282,7 +282,7 @@ class Host:
             created=self.created,
             capabilities=capabilities,
             tokenizer=tokenizer,
-            sampling=sampling_defaults.merge(self._settings.sampling, self._own_sampling),
+            sampling=defaults.merge(self._settings.sampling, self._own_sampling),
             gateway=gateway,
         )
         tell_unbatchable(self._log, self._settings.policy, capabilities)

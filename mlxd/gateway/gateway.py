@@ -11,15 +11,16 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from mlxd import endings
-from mlxd.endings import Ending
 from mlxd.errors import BadRequest, Draining, ModelNotReady, QueueFull, TimedOut
-from mlxd.ledger import Ledger
+from mlxd.gateway import endings
+from mlxd.gateway.endings import Ending
+from mlxd.gateway.ledger import Ledger
+from mlxd.gateway.terms import Terms
+from mlxd.gateway.ticket import Place, Ticket
+from mlxd.gateway.waiting import WaitingLine, startable
+from mlxd.holds import Holds
 from mlxd.policy import Reject, Take, decide
 from mlxd.serving import Generation
-from mlxd.terms import Terms
-from mlxd.ticket import Place, Ticket
-from mlxd.waiting import Holds, WaitingLine, startable
 from mlxd.wire import (
     Cancel,
     Capabilities,
