@@ -54,6 +54,7 @@ class ModelStatus:
     engine: EngineStatus | None
     capabilities: Capabilities | None  # from its readiness on
     kv_bytes: int
+    prefix_cache_bytes: int
     weight_bytes: int
     restarts: int
 

@@ -91,10 +91,10 @@ def decide(
     for trait in ordered:
         if answers[trait] == "serial" or trait not in capabilities.batchable:
             return Take(Lane.SERIAL, trait)
-    if capabilities.serial_only is not None:
-        return Take(Lane.SERIAL, capabilities.serial_only)
     if width == 1:
         return Take(Lane.SERIAL, REASON_WIDTH)
+    if capabilities.serial_only is not None:
+        return Take(Lane.SERIAL, capabilities.serial_only)
     return Take(Lane.BATCH, REASON_NONE)
 
 

@@ -7,7 +7,7 @@ fulfil them; tests use small fakes.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -58,7 +58,7 @@ class Ticket(Protocol):
 
     It frees its place when its context exits, whatever the reason: leaving
     before the end cancels the row. Iteration stops after the row's end, and
-    `outcome` is set from then on.
+    `outcome` is set from then on; once the context has exited it always is.
 
     Iteration raises:
         TimedOut: `server.request_timeout` passed while it still waited.
@@ -101,11 +101,18 @@ class Served:
     """A model that can take requests now."""
 
     id: str
-    created: int  # unix seconds
     capabilities: Capabilities
     tokenizer: Tokenizer
     sampling: SamplingDefaults
     gateway: Gateway
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A model of the configuration, whether or not it serves."""
+
+    id: str
+    created: int  # unix seconds
 
 
 class Directory(Protocol):
@@ -115,12 +122,23 @@ class Directory(Protocol):
         """Ids in the file's order, aliases not included."""
         ...
 
-    def resolve(self, name: str) -> Served:
-        """The model of this id or alias.
+    def identify(self, name: str) -> Identity:
+        """The model of this id or alias, whatever its state.
+
+        Raises:
+            NotFound: no such model.
+        """
+        ...
+
+    def using(self, name: str) -> AbstractContextManager[Served]:
+        """The model of this id or alias, on the way to a place in its line.
+
+        A model that is replaced meanwhile goes on until the context exits. A domain
+        error that leaves the context is counted as a request that this model refused.
 
         Raises:
             NotFound: no such model; nothing is ever loaded because of a request.
-            ModelNotReady, Draining: it exists but cannot serve now.
+            ModelNotReady, Draining: on entering; it exists but cannot serve now.
         """
         ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -12,14 +13,13 @@ import structlog
 from mlxd import __version__
 from mlxd.config import ServerSettings, Settings, etag
 from mlxd.draining import finish, idle_within, stop_all
-from mlxd.errors import ConfigError, Conflict, Draining, NotFound
-from mlxd.gateway import DRAIN_RETRY
+from mlxd.errors import ConfigError, Conflict, NotFound
 from mlxd.host import Host
 from mlxd.host.run import Means
 from mlxd.lifecycle import State
 from mlxd.operations import DaemonStatus, DrainReport
 from mlxd.plan import Plan, diff
-from mlxd.serving import Served
+from mlxd.serving import Identity, Served
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -63,7 +63,7 @@ class Supervisor:
         self._now = Snapshot(settings, hosts)
         self._reloading = asyncio.Lock()
         self._building: Sequence[Host] = ()  # not serving yet
-        self._retiring: set[asyncio.Task[None]] = set()  # serving no more
+        self._retiring: dict[Host, asyncio.Task[None]] = {}  # serving no more
         self._draining = False
         self._stopping = False
         means.metrics.configured()
@@ -74,12 +74,19 @@ class Supervisor:
         """Ids in the file's order."""
         return list(self._now.hosts)
 
-    def resolve(self, name: str) -> Served:
-        """The model of this id or alias. Raises NotFound, ModelNotReady or Draining."""
+    def identify(self, name: str) -> Identity:
+        """The model of this id or alias, whatever its state. Raises NotFound."""
         host = self._now.find(name)
-        if self._stopping:
-            raise Draining("the daemon is stopping", retry_after=DRAIN_RETRY)
-        return host.served()
+        return Identity(host.id, host.created)
+
+    def using(self, name: str) -> AbstractContextManager[Served]:
+        """The model of this id or alias, kept for as long as the context lasts.
+
+        Raises:
+            NotFound: no such model.
+            ModelNotReady, Draining: on entering; it cannot serve now.
+        """
+        return self._now.find(name).using()
 
     def ready(self, name: str | None = None) -> bool:
         """Whether the daemon, or one model, should be sent traffic. Raises NotFound."""
@@ -109,11 +116,11 @@ class Supervisor:
         await stop_all([*self._building, *(host for host in hosts if host.state is State.STARTING)])
         await finish(hosts, self._now.settings.server.drain_timeout, delivered)
         await stop_all(hosts)
-        await asyncio.gather(*self._retiring)
+        await asyncio.gather(*self._retiring.values())
 
     def terminate(self) -> None:
         """Send every engine away without waiting for anything."""
-        for host in (*self._now.hosts.values(), *self._building):
+        for host in (*self._now.hosts.values(), *self._building, *self._retiring):
             host.terminate()
 
     # --- operations.Operations
@@ -144,14 +151,13 @@ class Supervisor:
         self._draining = self._draining or model is None
         for host in hosts:
             host.drain()
-        if wait:
-            seconds = self.server.drain_timeout if timeout is None else timeout
-            await idle_within(hosts, seconds)
-            if not all(host.draining for host in hosts):
-                raise Conflict("resumed before everything had drained")
-        live = {host.id: host.live() for host in hosts}
-        done = not any(left.running or left.waiting for left in live.values())
-        return DrainReport("drained" if done else "draining", live)
+        seconds = self.server.drain_timeout if timeout is None else timeout
+        done = await idle_within(hosts, seconds if wait else 0.0)
+        if not all(host.draining for host in hosts):
+            raise Conflict("resumed before everything had drained")
+        return DrainReport(
+            "drained" if done else "draining", {host.id: host.live() for host in hosts}
+        )
 
     def resume(self, model: str | None) -> DaemonStatus:
         """Admit again. Raises NotFound, or Conflict when the daemon is stopping."""
@@ -240,10 +246,10 @@ class Supervisor:
             host.forget()
             log.info("model retired", model=host.id)
 
-        host.drain()
+        host.retire()
         task = asyncio.create_task(retire(), name=f"retire {host.id}")
-        self._retiring.add(task)
-        task.add_done_callback(self._retiring.discard)
+        self._retiring[host] = task
+        task.add_done_callback(lambda _: self._retiring.pop(host))
 
     def _select(self, model: str | None) -> list[Host]:
         return [*self._now.hosts.values()] if model is None else [self._now.find(model)]

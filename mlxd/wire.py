@@ -61,6 +61,7 @@ class BatchTuning(msgspec.Struct, frozen=True):
     width: int
     prefill_chunk: int
     prefill_budget: int
+    prefix_cache: int = 0  # bytes; 0 = none
 
 
 # --- daemon to engine ---------------------------------------------------------
@@ -164,6 +165,7 @@ class Started(msgspec.Struct, frozen=True, tag=True):
     """The request left the engine's waiting line; its prefill begins."""
 
     id: int
+    cached_tokens: int = 0  # prompt tokens whose state came from the prefix cache
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
@@ -189,6 +191,7 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     seconds: float  # wall time since the previous step's end, or the iteration's start
     tokens: list[Token]
     kv_bytes: int  # all pools and unfinished prefills together
+    prefix_bytes: int = 0  # of the prefix cache
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True):
@@ -206,6 +209,8 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
     prefill_seconds: float
     decode_seconds: float
     error: str | None = None
+    # Prompt tokens whose state was computed for this request, cached ones left out.
+    prefilled_tokens: int = 0
 
 
 ToDaemon = Hello | Phase | Ready | LoadFailed | Started | Step | Finished

@@ -52,6 +52,7 @@ STATUS = DaemonStatus(
             engine=EngineStatus(1, "cpu", "1", "2", Blas("openblas", "/x")),
             capabilities=None,
             kv_bytes=2**20,
+            prefix_cache_bytes=0,
             weight_bytes=5 * 2**20,
             restarts=7,
         )
@@ -199,6 +200,7 @@ class TestFetch:
         folder = config.parent / "tiny"
         folder.mkdir()
         (folder / "config.json").write_text("{}")
+        (folder / "tokenizer.json").write_text("{}")
         (folder / "model.safetensors").touch()
         return folder
 

@@ -27,6 +27,8 @@ from mlxd.models.starter import Wheel, build, pip_download
 from mlxd.models.store import build_once, missing_from
 
 GGUF = "pkg/model.gguf"
+WHOLE = ("config.json", "model.safetensors", "tokenizer.json")
+ENTRY = {"size": 2, "blob_id": "0" * 40}
 
 
 def quiet(line: str) -> None:
@@ -65,6 +67,7 @@ class TestFolders:
         """A folder that looks like a model."""
         folder.mkdir()
         (folder / "config.json").write_text("{}")
+        (folder / "tokenizer.json").write_text("{}")
         for part in parts:
             (folder / part).touch()
         return folder
@@ -86,6 +89,11 @@ class TestFolders:
         assert missing_from(gone) == "no such folder"
         assert missing_from(empty) == "no config.json in it"
         assert missing_from(self.make(tmp_path / "a")) == "no *.safetensors in it"
+        without = self.make(tmp_path / "b", "model.safetensors")
+        (without / "tokenizer.json").unlink()
+        assert (missing_from(without) or "").startswith("no tokenizer in it")
+        (without / "qwen.tiktoken").touch()
+        assert missing_from(without) is None
         with pytest.raises(SourceError, match="gone: no such folder"):
             fetch(Folder(str(gone)), tmp_path, quiet)
 
@@ -273,6 +281,45 @@ class TestHub:
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
         return tmp_path
 
+    def cached(self, offline: Path, *names: str, listed: tuple[str, ...] = ()) -> Path:
+        """A snapshot of `owner/name` with these files, and what the hub said that it has."""
+        commit = "0" * 40
+        root = offline / "hf" / "hub" / "models--owner--name"
+        folder = root / "snapshots" / commit
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text("{}")
+        (root / "refs").mkdir()
+        (root / "refs" / "main").write_text(commit)
+        if listed:
+            (root / "trees").mkdir()
+            tree = {"format_version": 1, "files": dict.fromkeys(listed, ENTRY)}
+            (root / "trees" / f"{commit}.json").write_text(json.dumps(tree))
+        return folder
+
+    def test_a_whole_snapshot_is_used_without_a_network(self, offline: Path) -> None:
+        """Files that nobody needs, such as a README, are not missed."""
+        folder = self.cached(offline, *WHOLE, listed=(*WHOLE, "README.md", "model.onnx"))
+
+        assert find_in_child("owner/name", offline) == str(folder)
+        done = run_child("owner/name", offline)
+        assert (done.returncode, done.stdout) == (0, f"{folder}\n")
+
+    def test_a_half_fetched_snapshot_is_not_taken_for_a_model(self, offline: Path) -> None:
+        """A file that the hub listed is not there: the daemon fetches, and that tells."""
+        self.cached(offline, *WHOLE, listed=(*WHOLE, "tokenizer_config.json"))
+
+        assert find_in_child("owner/name", offline) == "None"
+        done = run_child("owner/name", offline)
+        assert done.returncode == 1
+        assert "tokenizer_config.json" in done.stderr.splitlines()[-1]
+
+    def test_a_snapshot_without_its_tokenizer_is_not_taken_for_a_model(self, offline: Path) -> None:
+        """Also where nothing is known of what the hub has."""
+        self.cached(offline, "config.json", "model.safetensors")
+
+        assert find_in_child("owner/name", offline) == "None"
+
     def test_a_hub_that_cannot_be_reached_is_told(self, offline: Path) -> None:
         """One line on standard error, and a status that is not 0."""
         done = run_child("owner/name", offline)
@@ -307,6 +354,21 @@ class TestChild:
         assert done.returncode == 1
         assert "Not a directory" in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def find_in_child(source: str, cache: Path) -> str:
+    """What `local_path` says in a process that has just read its environment."""
+    code = (
+        "import sys, pathlib; from mlxd.models import local_path, parse;"
+        "print(local_path(parse(sys.argv[1]), pathlib.Path(sys.argv[2])))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, source, str(cache)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
 
 
 def run_child(source: str, cache: Path) -> subprocess.CompletedProcess[str]:

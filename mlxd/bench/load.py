@@ -133,7 +133,7 @@ def _has_text(chunk: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The counted part of a closed loop: from the moment all clients start to the last end."""
+    """The counted part of a closed loop: from the first counted request to the last end."""
 
     began: float
     ended: float
@@ -150,8 +150,8 @@ async def closed_loop(
 ) -> Window:
     """One client for each script sends its requests one after the other.
 
-    The first request of every script warms up and is not counted. The window opens when the last
-    of these has ended, and all clients begin their second request at once.
+    The first request of every script warms up and is not counted. No client waits for another, so
+    that requests arrive as the server's own rhythm lets them.
 
     Raises:
         RequestFailed: any of them failed; the rest are given up.
@@ -163,9 +163,8 @@ async def closed_loop(
     async def client(script: Sequence[Request]) -> list[Answer]:
         return [await ask(request) for request in script]
 
-    await together([client(script[:1]) for script in scripts])
-    done = await together([client(script[1:]) for script in scripts])
-    answers = [answer for answered in done for answer in answered]
+    done = await together([client(script) for script in scripts])
+    answers = [answer for answered in done for answer in answered[1:]]
     began = min(answer.sent for answer in answers)
     return Window(began, max(answer.ended for answer in answers), answers)
 

@@ -85,6 +85,7 @@ class BatchSettings(Table):
     prefill_chunk: int = Field(256, ge=16)
     prefill_budget: int = Field(512, ge=16)
     queue: int = Field(256, ge=0)
+    prefix_cache: Size = Field(2**30, ge=0)
 
 
 class PolicySettings(Table):

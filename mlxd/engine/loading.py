@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
-import mlx.nn as nn
+from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
@@ -17,6 +17,16 @@ from mlx_lm.utils import load_model
 from mlxd.engine.slots import LayerSpec, layout_of
 from mlxd.wire import Start
 
+#: Where models' configurations name their context.
+CONTEXT_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "n_ctx",
+    "max_sequence_length",
+    "max_seq_len",
+    "seq_length",
+    "model_max_length",
+)
 #: Context where neither the model nor the configuration names one.
 FALLBACK_CONTEXT = 8192
 #: Traits that this engine's batch lane can take with any model.
@@ -32,6 +42,7 @@ class LoadedModel:
     context: int
     cache_classes: list[str]
     layout: list[LayerSpec] | None  # None = the batch lane cannot hold its state
+    logits_dtype: mx.Dtype
     weight_bytes: int
     seconds: float
 
@@ -49,13 +60,14 @@ def load(start: Start) -> LoadedModel:
     if dtype is not None:
         model.set_dtype(dtype)
     mx.eval(model.parameters())
-    caches, vocab_size = _probe(model)
+    caches, vocab_size, logits_dtype = _probe(model)
     return LoadedModel(
         model=model,
         vocab_size=vocab_size,
         context=_context(config, start.context),
         cache_classes=sorted({type(cache).__name__ for cache in caches}),
         layout=layout_of(caches),
+        logits_dtype=logits_dtype,
         weight_bytes=sum(array.nbytes for array in _weights(model).values()),
         seconds=time.perf_counter() - began,
     )
@@ -71,21 +83,23 @@ def _dtype(name: str) -> mx.Dtype | None:
     return {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}[name]
 
 
-def _probe(model: nn.Module) -> tuple[list[Any], int]:
-    """The model's caches after two tokens, and how many ids it knows.
+def _probe(model: nn.Module) -> tuple[list[Any], int, mx.Dtype]:
+    """The model's caches after two tokens, how many ids it knows, its logits' dtype.
 
     Two tokens in one call, so that every cache class has made its arrays. Both
     the embedding and the head bound the ids: one beyond the embedding kills
-    the process on a CPU.
+    the process on a CPU. The largest embedding is the tokens'; smaller ones are
+    of positions or types.
     """
     caches = make_prompt_cache(model)
     logits = model(mx.array([[0, 0]]), cache=caches)
     mx.eval(logits)
-    vocab_size = logits.shape[-1]
-    for name, array in _weights(model).items():
-        if name.endswith(("embed_tokens.weight", "wte.weight", "word_embeddings.weight")):
-            vocab_size = min(vocab_size, array.shape[0])
-    return caches, vocab_size
+    embeddings = [
+        module.weight.shape[0]
+        for module in model.modules()
+        if isinstance(module, (nn.Embedding, nn.QuantizedEmbedding))
+    ]
+    return caches, min(logits.shape[-1], max(embeddings, default=logits.shape[-1])), logits.dtype
 
 
 def _weights(model: nn.Module) -> dict[str, mx.array]:
@@ -96,16 +110,16 @@ def _weights(model: nn.Module) -> dict[str, mx.array]:
 def _context(config: dict[str, Any], wanted: int | None) -> int:
     """The smaller of the model's own context and the configured one."""
     text = config.get("text_config") or {}
-    own = config.get("max_position_embeddings") or text.get("max_position_embeddings")
-    known = [n for n in (own, wanted) if n is not None]
-    return min(known) if known else FALLBACK_CONTEXT
+    known = (source.get(key) for source in (config, text) for key in CONTEXT_KEYS)
+    own = next((value for value in known if isinstance(value, int)), None)
+    if own is None:
+        own = wanted or FALLBACK_CONTEXT
+        print(f"the model names no context; {own} tokens are assumed", file=sys.stderr)  # noqa: T201
+    elif wanted is not None and wanted > own:
+        print(f"context = {wanted} is above the model's own {own}", file=sys.stderr)  # noqa: T201
+    return min(own, wanted or own)
 
 
 def weight_file_bytes(path: Path) -> int:
     """Bytes of the weight files, for a loading budget; 0 where there are none."""
     return sum(file.stat().st_size for file in path.glob("model*.safetensors"))
-
-
-def architecture(path: Path) -> str:
-    """`model_type` of the folder's config.json, for messages."""
-    return str(json.loads((path / "config.json").read_text()).get("model_type", "unknown"))

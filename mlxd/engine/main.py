@@ -7,6 +7,7 @@ of the socket closes, on `Stop`, or after it said why it cannot load.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import sys
 import time
@@ -28,6 +29,8 @@ LOAD_FLOOR = 60.0
 LOAD_BYTES_PER_SECOND = 50e6
 WARMUP_BUDGET = 900.0
 WORK_BUDGET = 120.0
+#: Seconds without work after which memory that only rows need is given back.
+REST_AFTER = 5.0
 
 
 class Disconnected(Exception):
@@ -63,6 +66,10 @@ class Link:
         while (message := self._next()) is None:
             self._read(block=True)
         return message
+
+    def waits(self, seconds: float) -> bool:
+        """Wait for news, but not longer than this; whether there is any."""
+        return bool(self._buffer or select.select([self._socket], [], [], seconds)[0])
 
     def receive(self, *, wait: bool) -> list[wire.ToEngine]:
         """Every frame that has arrived, in order; with `wait`, at least one.
@@ -124,7 +131,7 @@ def _serve(link: Link) -> int:
         loaded = loading.load(start)
         _wire_memory()
         link.send(Phase("warmup", WARMUP_BUDGET))
-        runner = Runner(loaded, start.batch.width)
+        runner = Runner(loaded, start.batch)
         warmed = warmup.run(runner, loaded, start.batch)
     except Exception as error:  # noqa: BLE001  # told to the daemon, which tells the operator
         link.send(wire.LoadFailed(f"{type(error).__name__}: {error}"))
@@ -133,13 +140,17 @@ def _serve(link: Link) -> int:
         wire.Ready(warmed.capabilities, loaded.seconds, warmed.seconds, loaded.weight_bytes),
         Phase("idle", None),
     )
-    return _loop(link, Scheduler(runner, start.batch, time.perf_counter))
+    scheduler = Scheduler(runner, start.batch, warmed.pace, time.perf_counter)
+    return _loop(link, scheduler, runner)
 
 
-def _loop(link: Link, scheduler: Scheduler) -> int:
+def _loop(link: Link, scheduler: Scheduler, runner: Runner) -> int:
     """The loop itself."""
-    activity = "idle"
     while True:
+        if scheduler.idle:
+            link.send(Phase("idle", None))
+            if not link.waits(REST_AFTER):
+                runner.rest()
         for message in link.receive(wait=scheduler.idle):
             match message:
                 case Submit():
@@ -151,14 +162,9 @@ def _loop(link: Link, scheduler: Scheduler) -> int:
                 case Stop():
                     return 0
         if not scheduler.idle:
-            now = scheduler.activity
-            if now != activity:
-                link.send(Phase(now, WORK_BUDGET))
-                activity = now
+            # Each unit of work is announced anew: its budget starts here.
+            link.send(Phase(scheduler.activity, WORK_BUDGET))
             link.send(*scheduler.step())
-        if scheduler.idle and activity != "idle":
-            activity = "idle"
-            link.send(Phase(activity, None))
 
 
 def _hello() -> wire.Hello:

@@ -20,7 +20,7 @@ import msgspec
 from mlx_lm.utils import load_tokenizer
 
 from mlxd.engine import loading, warmup
-from mlxd.engine.prefill import Chunk
+from mlxd.engine.port import Chunk
 from mlxd.engine.runner import Runner
 from mlxd.wire import BatchTuning, Lane, Sampling, Start, Submit
 
@@ -122,7 +122,7 @@ def of_model(folder: Path, work: Work) -> Rates:
         model_path=str(folder), dtype="auto", context=None, trust_remote_code=False, batch=tuning
     )
     loaded = loading.load(start)
-    runner = Runner(loaded, tuning.width)
+    runner = Runner(loaded, tuning)
     serial_only = warmup.run(runner, loaded, tuning).capabilities.serial_only
     if serial_only is not None:
         raise ValueError(f"the batch lane cannot run this model: {serial_only}")

@@ -29,12 +29,16 @@ def capacity_classes(context: int) -> list[int]:
 
 def rungs(width: int) -> list[int]:
     """Widths that a pool can have: powers of two, then the configured width."""
-    ladder = []
-    rung = 1
-    while rung < width:
-        ladder.append(rung)
-        rung *= 2
-    return [*ladder, width]
+    return sorted({rung_for(rows, width) for rows in range(1, width + 1)})
+
+
+def rung_for(rows: int, width: int) -> int:
+    """The narrowest width that a pool with this many rows has: a rung of the ladder.
+
+    Rows that run on after `width` was made smaller keep a power of two.
+    """
+    power = 1 << max(rows - 1, 0).bit_length()
+    return min(power, width) if rows <= width else power
 
 
 def columns_for(length: int, capacity: int) -> int:
@@ -90,13 +94,20 @@ class Pool:
         """Write a prefilled row: its first `length` tokens' state, and the token to feed next."""
         for layer, cache in zip(self.layers, caches, strict=True):
             layer.join(slot, cache, row, length)
-        self.tokens[slot] = token
+        self.feed(slot, mx.array(token, mx.uint32))
+
+    def feed(self, slot: int, token: mx.array) -> None:
+        """Set the token that a slot feeds to the next step.
+
+        A new array: the old one may be the result of a step that is yet to be read.
+        """
+        self.tokens = mx.where(mx.arange(self.rung) == slot, token, self.tokens)
 
     def move(self, slot: int, source: Pool, source_slot: int) -> None:
         """Copy one row from another pool, or from another slot of this one."""
         for layer, other in zip(self.layers, source.layers, strict=True):
             layer.move(slot, other, source_slot)
-        self.tokens[slot] = source.tokens[source_slot]
+        self.feed(slot, source.tokens[source_slot])
 
     def resize(self, rung: int) -> None:
         """Change the width; taken slots must lie below the new one."""

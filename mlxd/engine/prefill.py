@@ -15,26 +15,21 @@ from typing import Any, cast
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import make_prompt_cache
+
+from mlxd.engine.port import Chunk
 
 #: Prompts are prefilled together when the shortest is at least this share of the
 #: longest: padding is computed for nothing.
 FULLEST = 0.75
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Tokens start..stop of one row's prompt. The first chunk starts at 0."""
-
-    row: int
-    tokens: Sequence[int]
-    start: int
-    last: bool  # no chunk follows
-
-
 @dataclass(slots=True)
 class Prefilled:
-    """A row's finished or growing state: one row of a batch of mlx-lm caches."""
+    """A row's finished or growing state: one row of a batch of mlx-lm caches.
+
+    Attributes:
+        length: tokens of the row; the caches may hold padding behind them.
+    """
 
     caches: list[Any]
     row: int
@@ -58,35 +53,40 @@ def arrays_of(caches: Sequence[Any]) -> list[mx.array]:
 def groups(chunks: Sequence[Chunk], longest_padded: int) -> list[list[Chunk]]:
     """Which chunks run in one call.
 
-    Whole prompts of similar length run together, right-padded: padding stands
-    behind a row's tokens, where causal attention never looks, and is cut off
-    when the row joins.
+    Last chunks of similar length that start at the same position run together,
+    right-padded: padding stands behind a row's tokens, where causal attention
+    never looks, and is cut off when the row joins.
 
     Args:
-        longest_padded: a padded prompt may have at most this many tokens (a
-            sliding window would rotate real tokens out), 0 = never pad.
+        longest_padded: a padded row may end at this position at most; further,
+            a sliding window would rotate real tokens out.
     """
-    whole = [c for c in chunks if c.start == 0 and c.last and len(c.tokens) <= longest_padded]
-    result = [[c] for c in chunks if c not in whole]
-    for chunk in sorted(whole, key=lambda c: -len(c.tokens)):
-        group = result[-1] if result and result[-1][0] in whole else None
-        if group is not None and len(chunk.tokens) >= FULLEST * len(group[0].tokens):
-            group.append(chunk)
+    result: list[list[Chunk]] = []
+    for chunk in sorted(chunks, key=lambda chunk: (chunk.start, -len(chunk.tokens))):
+        first = result[-1][0] if result else None
+        if (
+            first is not None
+            and first.last
+            and chunk.last
+            and first.start == chunk.start
+            and first.start + len(first.tokens) <= longest_padded
+            and len(chunk.tokens) >= FULLEST * len(first.tokens)
+        ):
+            result[-1].append(chunk)
         else:
             result.append([chunk])
     return result
 
 
-def run(model: nn.Module, group: Sequence[Chunk], state: Prefilled | None) -> list[Prefilled]:
+def run(model: nn.Module, group: Sequence[Chunk], caches: list[Any]) -> list[Prefilled]:
     """Enqueue one call over the group; its arrays are computed asynchronously.
 
     Args:
-        state: the row's state so far, for a group of one chunk; else None.
+        caches: the group's state so far, one row per chunk; updated in place.
 
     Returns:
         One state per chunk of the group, in order.
     """
-    caches = make_prompt_cache(model) if state is None else state.caches
     width = max(len(chunk.tokens) for chunk in group)
     padded = [list(chunk.tokens) + [0] * (width - len(chunk.tokens)) for chunk in group]
     model(mx.array(padded), cache=caches)

@@ -7,19 +7,23 @@ enqueued ahead of the one being read.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx_lm.models.cache import make_prompt_cache
 
 from mlxd.engine import prefill, serial
 from mlxd.engine.loading import LoadedModel
-from mlxd.engine.pool import Pool, capacity_classes, columns_for, rungs
-from mlxd.engine.prefill import Chunk, Prefilled
+from mlxd.engine.pool import Pool, capacity_classes, columns_for, rung_for
+from mlxd.engine.port import Chunk, SerialSteps
+from mlxd.engine.prefill import Prefilled
+from mlxd.engine.prefix import PrefixCache, batched
 from mlxd.engine.sampling import RowSampler, sample
 from mlxd.engine.slots import LayerSpec
-from mlxd.wire import Submit, TokenLogprobs
+from mlxd.wire import BatchTuning, Submit
 
 Arrays = list[list[mx.array]]  # of every layer
 #: tokens [rung], positions [rung], arrays -> logits [rung, vocabulary], updated arrays
@@ -52,7 +56,7 @@ class Enqueued:
 class Runner:
     """Fulfils the scheduler's `Runner` port with MLX."""
 
-    def __init__(self, loaded: LoadedModel, width: int) -> None:
+    def __init__(self, loaded: LoadedModel, tuning: BatchTuning) -> None:
         self._model = loaded.model
         self._vocab_size = loaded.vocab_size
         self._layout: list[LayerSpec] = loaded.layout or []
@@ -64,26 +68,51 @@ class Runner:
         self._prefilled: dict[int, Prefilled] = {}
         self._seats: dict[int, Seat] = {}
         self._enqueued: deque[Enqueued] = deque()
-        self.width = width
+        self._serial: list[Any] = []  # the serial lane's caches
+        self._prefixes: PrefixCache | None = None
+        if PrefixCache.supports(self._layout):
+            self._prefixes = PrefixCache(self._layout, tuning.prefix_cache)
+        self._width = tuning.width
         # On a CPU, `async_eval` returns when nearly all is computed: a step enqueued
         # ahead would only delay the tokens of the one before it.
         self.ahead = 0 if mx.default_device() == mx.Device(mx.cpu) else 1
         windows = [spec.window for spec in self._layout if spec.window is not None]
         self._smallest_window = min(windows, default=loaded.context)
 
+    def retune(self, tuning: BatchTuning) -> None:
+        """Take a new width and a new limit of the prefix cache."""
+        self._width = tuning.width
+        if self._prefixes is not None:
+            self._prefixes.resize(tuning.prefix_cache)
+
     # --- prefill --------------------------------------------------------------
 
+    def begin(self, row: int, prompt: Sequence[int]) -> int:
+        """Take what the prefix cache holds of a prompt; how many tokens that is."""
+        restored = self._prefixes.restore(prompt) if self._prefixes is not None else None
+        if restored is None:
+            return 0
+        self._prefilled[row] = Prefilled(list(restored.caches), 0, restored.length)
+        return restored.length
+
     def prefill(self, chunks: Sequence[Chunk]) -> None:
-        """Enqueue these chunks, similar whole prompts together.
+        """Enqueue these chunks, similar ones together.
 
         Waits for earlier chunks first, so that at most one call's work is queued.
         """
         for pending in self._prefilled.values():
             mx.eval(prefill.arrays_of(pending.caches))
         for group in prefill.groups(chunks, self._smallest_window):
-            state = self._prefilled.get(group[0].row)
-            for chunk, done in zip(group, prefill.run(self._model, group, state), strict=True):
-                self._prefilled[chunk.row] = done
+            states = [self._prefilled.get(chunk.row) for chunk in group]
+            done = prefill.run(self._model, group, self._together(states))
+            self._prefilled.update(zip([chunk.row for chunk in group], done, strict=True))
+
+    def _together(self, states: Sequence[Prefilled | None]) -> list[Any]:
+        """The caches of a group's rows, which all hold the same number of tokens."""
+        held = [state.caches for state in states if state is not None]
+        if not held:
+            return make_prompt_cache(self._model)
+        return held[0] if len(held) == 1 else batched(held)
 
     def seat(self, row: int, request: Submit) -> None:
         """Join a prefilled row: from the next step on it decodes."""
@@ -93,9 +122,11 @@ class Runner:
         slot = pool.take()
         state = self._prefilled.pop(row, None)
         if state is None:  # a prompt of one token has nothing to prefill
-            pool.tokens[slot] = request.prompt[-1]
+            pool.feed(slot, mx.array(request.prompt[-1], mx.uint32))
         else:
             pool.join(slot, state.caches, state.row, state.length, request.prompt[-1])
+            if self._prefixes is not None:
+                self._prefixes.store(request.prompt[: state.length], state.caches, state.row)
         sampler = RowSampler.of(request.sampling, self._vocab_size)
         self._seats[row] = Seat(pool, slot, length - 1, sampler)
 
@@ -165,7 +196,7 @@ class Runner:
     def _compiled(self, columns: int) -> Forward:
         """The forward pass that reads `columns` columns, compiled once per shape."""
         if columns not in self._forward:
-            layout, model = self._layout, self._model
+            layout, model, vocab_size = self._layout, self._model, self._vocab_size
 
             def forward(
                 tokens: mx.array, positions: mx.array, arrays: Arrays
@@ -175,7 +206,8 @@ class Runner:
                     for spec, layer in zip(layout, arrays, strict=True)
                 ]
                 logits = model(tokens[:, None], cache=caches)
-                return logits[:, -1, :], [cache.arrays() for cache in caches]
+                # A head wider than the embedding could give a token that cannot be fed.
+                return logits[:, -1, :vocab_size], [cache.arrays() for cache in caches]
 
             self._forward[columns] = mx.compile(forward)
         return self._forward[columns]
@@ -189,8 +221,8 @@ class Runner:
         if pool is None:
             pool = self._pools[capacity] = Pool(self._layout, capacity, 1)
         if pool.live == pool.rung:
-            pool.resize(next(rung for rung in rungs(self.width) if rung > pool.live))
-        self._slack[capacity] = 0
+            pool.resize(rung_for(pool.live + 1, self._width))
+        self._slack.setdefault(capacity, 0)
         return pool
 
     def _move_up(self, seat: Seat) -> None:
@@ -204,17 +236,27 @@ class Runner:
     def _shrink(self) -> None:
         """Narrow pools that have been too wide for a while; drop empty ones."""
         for capacity, pool in list(self._pools.items()):
-            fitting = next(rung for rung in rungs(self.width) if rung >= max(pool.live, 1))
+            fitting = rung_for(pool.live, self._width)
             too_wide = pool.live == 0 or fitting < pool.rung
             self._slack[capacity] = self._slack[capacity] + 1 if too_wide else 0
             if self._slack[capacity] < SHRINK_AFTER:
                 continue
             self._slack[capacity] = 0
             if pool.live == 0:
-                del self._pools[capacity], self._slack[capacity]
+                self._drop(capacity)
             else:
                 self._compact(pool, fitting)
             mx.clear_cache()
+
+    def _drop(self, capacity: int) -> None:
+        del self._pools[capacity], self._slack[capacity]
+
+    def rest(self) -> None:
+        """Give memory back while there is nothing to do: pools without rows go."""
+        for capacity, pool in list(self._pools.items()):
+            if pool.live == 0:
+                self._drop(capacity)
+        mx.clear_cache()
 
     def _compact(self, pool: Pool, rung: int) -> None:
         """Move the rows that sit beyond `rung` below it, then narrow the pool."""
@@ -228,15 +270,23 @@ class Runner:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of all pools and of all states still outside one."""
-        return sum(pool.nbytes for pool in self._pools.values()) + sum(
-            state.nbytes for state in self._prefilled.values()
-        )
+        """Bytes of all pools and of all states outside one; the prefix cache is not in it."""
+        pools = sum(pool.nbytes for pool in self._pools.values())
+        prefilled = sum(state.nbytes for state in self._prefilled.values())
+        return pools + prefilled + sum(a.nbytes for a in prefill.arrays_of(self._serial))
+
+    @property
+    def prefix_bytes(self) -> int:
+        """Bytes of the prefix cache."""
+        return 0 if self._prefixes is None else self._prefixes.nbytes
 
     # --- serial lane ----------------------------------------------------------
 
-    def serial(
-        self, request: Submit, chunk: int
-    ) -> Iterator[tuple[int, TokenLogprobs | None] | None]:
+    def serial(self, request: Submit, chunk: int) -> SerialSteps:
         """Run one request alone through mlx-lm's generator; None after each prefill chunk."""
-        return serial.generate(self._model, self._vocab_size, request, chunk)
+        self.rest()
+        self._serial = make_prompt_cache(self._model)
+        try:
+            yield from serial.generate(self._model, self._vocab_size, request, chunk, self._serial)
+        finally:
+            self._serial = []

@@ -70,7 +70,8 @@ class RowSampler:
         """Choose the program. A `top_k` at or above the vocabulary is off."""
         top_k = settings.top_k if settings.top_k < vocab_size else 0
         program: Program = "wide"
-        if settings.temperature == 0 or top_k == 1:
+        # As the programs see it: a temperature below float32's smallest is 0.
+        if np.float32(settings.temperature) == 0 or top_k == 1:
             program = "greedy"
         elif 0 < top_k <= NARROW_LIMITS[-1] and vocab_size > NARROW_LIMITS[-1]:
             program = "narrow"

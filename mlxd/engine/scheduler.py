@@ -12,11 +12,11 @@ the gateway's; it is never changed here.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from mlxd.engine.prefill import Chunk
+from mlxd.engine.port import Chunk, Runner, SerialSteps
+from mlxd.engine.rows import Row, ended_waiting
 from mlxd.wire import (
     BatchTuning,
     Cancel,
@@ -27,92 +27,29 @@ from mlxd.wire import (
     Step,
     Submit,
     Token,
-    TokenLogprobs,
 )
 
 Event = Started | Step | Finished
-#: What the serial lane yields: None after a prefill chunk, then tokens.
-SerialSteps = Iterator[tuple[int, TokenLogprobs | None] | None]
-
-
-class Runner(Protocol):
-    """What the scheduler can do. `mlxd.engine.runner.Runner` does it with MLX."""
-
-    width: int
-    #: Steps to enqueue beyond the one being read; 0 where enqueuing itself waits.
-    ahead: int
-
-    def prefill(self, chunks: Sequence[Chunk]) -> None:
-        """Enqueue these chunks of different rows."""
-
-    def seat(self, row: int, request: Submit) -> None:
-        """Give a fully prefilled row its slot; it decodes from the next step on."""
-
-    def decode(self, rows: Sequence[int]) -> None:
-        """Enqueue one step of these seated rows."""
-
-    def collect(self) -> list[tuple[int, int]]:
-        """Wait for the oldest enqueued step: (row, token), rows released since included."""
-        ...
-
-    def release(self, row: int) -> None:
-        """Drop a row's state and slot, in whatever phase it is."""
-
-    def serial(self, request: Submit, chunk: int) -> SerialSteps:
-        """Run one request alone."""
-        ...
-
-    def reset(self) -> None:
-        """Drop everything after a failure."""
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of all rows' state."""
-        ...
-
-
-@dataclass(slots=True, eq=False)
-class Row:
-    """A request from its admission to its end."""
-
-    request: Submit
-    began: float
-    prefilled: int = 0  # prompt tokens whose state exists or is on its way
-    enqueued: int = 0  # decode steps enqueued
-    generated: int = 0  # tokens read
-    decoding_since: float | None = None
-
-    @property
-    def id(self) -> int:
-        """The request's id."""
-        return self.request.id
-
-    @property
-    def to_prefill(self) -> int:
-        """Prompt tokens left; the last one is fed to the first decode step."""
-        return len(self.request.prompt) - 1 - self.prefilled
-
-
-@dataclass(slots=True)
-class _Serial:
-    """The request that has the model to itself."""
-
-    row: Row
-    steps: SerialSteps
 
 
 @dataclass(slots=True)
 class Scheduler:
-    """Owner of all rows of one engine. `clock` stamps timings and decides nothing."""
+    """Owner of all rows of one engine.
+
+    Args:
+        pace: prompt tokens per iteration while rows decode, as far as the budget allows.
+        clock: stamps timings and decides nothing.
+    """
 
     runner: Runner
     tuning: BatchTuning
+    pace: int
     clock: Callable[[], float]
     _waiting: deque[Submit] = field(default_factory=deque)
     _prefilling: list[Row] = field(default_factory=list)
     _decoding: list[Row] = field(default_factory=list)
     _on_the_way: deque[list[Row]] = field(default_factory=deque)
-    _serial: _Serial | None = None
+    _serial: tuple[Row, SerialSteps] | None = None  # the request that has the model to itself
     _events: list[Event] = field(default_factory=list)
     _last_step: float | None = None
 
@@ -127,9 +64,9 @@ class Scheduler:
         for request in self._waiting:
             if request.id == message.id:
                 self._waiting.remove(request)
-                self._events.append(_ended_waiting(request))
+                self._events.append(ended_waiting(request))
                 return
-        if self._serial is not None and self._serial.row.id == message.id:
+        if self._serial is not None and self._serial[0].id == message.id:
             self._end_serial(FinishReason.CANCELLED)
             return
         for row in [*self._prefilling, *self._decoding]:
@@ -140,19 +77,12 @@ class Scheduler:
     def retune(self, tuning: BatchTuning) -> None:
         """Take new batch settings; rows that run stay, also above a smaller width."""
         self.tuning = tuning
-        self.runner.width = max(tuning.width, len(self._decoding) + len(self._prefilling))
+        self.runner.retune(tuning)
 
     @property
     def idle(self) -> bool:
         """Whether a step would have nothing to do."""
-        return not (
-            self._waiting
-            or self._prefilling
-            or self._decoding
-            or self._on_the_way
-            or self._serial
-            or self._events
-        )
+        return not (self._waiting or self._running or self._serial or self._events)
 
     @property
     def activity(self) -> str:
@@ -161,50 +91,61 @@ class Scheduler:
             return "serial"
         return "prefill" if self._prefilling else "step"
 
+    @property
+    def _running(self) -> bool:
+        return bool(self._prefilling or self._decoding or self._on_the_way)
+
     # --- one iteration --------------------------------------------------------
 
     def step(self) -> list[Event]:
-        """Run one iteration; the events since the last one, in order."""
+        """Run one iteration; the events since the last one, in order.
+
+        An iteration that admits does nothing else, so that its `Started` goes
+        out before the work that follows.
+        """
         if self._last_step is None:
             self._last_step = self.clock()
         try:
-            if self._serial is None:
-                self._admit()
             if self._serial is not None:
-                self._advance_serial(self._serial)
-            else:
+                self._advance_serial(*self._serial)
+            elif not self._admit():
                 self._advance_batch()
         except Exception as error:  # noqa: BLE001  # whatever failed, only this step's rows may pay
-            self._fail(error)
+            self._fail(_told(error))
         events, self._events = self._events, []
         if self.idle:
             self._last_step = None
         return events
 
-    def _admit(self) -> None:
-        """Start requests from the head of the line.
+    def _admit(self) -> bool:
+        """Start requests from the head of the line; whether any was started.
 
         1. A serial request at the head stops admission until the batch is empty,
            then it has the model to itself.
         2. A batch request starts while fewer than `width` rows run.
         """
+        admitted = False
         while self._waiting:
-            running = len(self._prefilling) + len(self._decoding)
             request = self._waiting[0]
             if request.lane is Lane.SERIAL:
-                if running or self._on_the_way:
-                    return
-                row = self._start(self._waiting.popleft())
+                if self._running:
+                    return admitted
+                self._waiting.popleft()
+                self._events.append(Started(request.id))
                 steps = self.runner.serial(request, self.tuning.prefill_chunk)
-                self._serial = _Serial(row, steps)
-                return
-            if running >= self.tuning.width:
-                return
-            row = self._start(self._waiting.popleft())
-            if row.to_prefill:
-                self._prefilling.append(row)
-            else:
-                self._seat(row)
+                self._serial = (Row(request, self.clock()), steps)
+                return True
+            if len(self._prefilling) + len(self._decoding) >= self.tuning.width:
+                return admitted
+            self._start(self._waiting.popleft())
+            admitted = True
+        return admitted
+
+    def _start(self, request: Submit) -> None:
+        row = Row(request, self.clock())
+        self._prefilling.append(row)
+        row.cached = row.prefilled = self.runner.begin(row.id, request.prompt)
+        self._events.append(Started(request.id, row.cached))
 
     def _advance_batch(self) -> None:
         if self._prefilling and self._on_the_way:
@@ -212,7 +153,7 @@ class Scheduler:
             self._collect(leave=0)
             return
         self._prefill()
-        rows = [row for row in self._decoding if row.enqueued < row.request.max_tokens]
+        rows = [row for row in self._decoding if row.wants_step]
         if rows:
             self.runner.decode([row.id for row in rows])
             for row in rows:
@@ -223,25 +164,35 @@ class Scheduler:
     def _prefill(self) -> None:
         """Enqueue this iteration's share of prompts and seat the rows that are through."""
         planned = self._plan_prefill()
-        if not planned:
+        try:
+            if planned:
+                self.runner.prefill([chunk for _row, chunk in planned])
+        except Exception as error:  # noqa: BLE001  # the rows that decode are not in this call
+            for row, _chunk in planned:
+                self._end(row, FinishReason.ERROR, _told(error))
             return
-        self.runner.prefill([chunk for _row, chunk in planned])
         for row, chunk in planned:
             row.prefilled += len(chunk.tokens)
-            if chunk.last:
-                self._prefilling.remove(row)
-                self._seat(row)
+        for row in [row for row in self._prefilling if not row.to_prefill]:
+            self._prefilling.remove(row)
+            self._decoding.append(row)
+            self.runner.seat(row.id, row.request)
+            row.decoding_since = self.clock()
 
     def _plan_prefill(self) -> list[tuple[Row, Chunk]]:
         """At most one chunk per row, in order, within the budget.
 
-        A prompt that fits in one chunk is not cut to use up the budget: whole
-        ones can be computed together.
+        A prompt that fits in one chunk is not cut to use up what is left of the
+        budget: whole ones can be computed together.
         """
         budget = self.tuning.prefill_budget
+        if self._decoding:
+            budget = min(budget, self.pace)
         planned: list[tuple[Row, Chunk]] = []
         for row in self._prefilling:
             size = min(row.to_prefill, self.tuning.prefill_chunk)
+            if size == 0:
+                continue
             if planned and size > budget:
                 break
             size = min(size, budget)
@@ -249,134 +200,79 @@ class Scheduler:
             tokens = row.request.prompt[start : start + size]
             planned.append((row, Chunk(row.id, tokens, start, last=size == row.to_prefill)))
             budget -= size
-            if budget <= 0:
-                break
         return planned
 
     def _collect(self, *, leave: int) -> None:
         """Read the steps on their way, all but the last `leave` of them."""
         while len(self._on_the_way) > leave:
-            self._collect_one()
+            rows = {row.id: row for row in self._on_the_way.popleft()}
+            tokens: list[Token] = []
+            ended: list[tuple[Row, FinishReason]] = []
+            for row_id, token in self.runner.collect():
+                row = rows[row_id]
+                if row not in self._decoding:
+                    continue  # it ended after this step was enqueued
+                reason = row.take(token)
+                if reason is not FinishReason.STOP:
+                    tokens.append(Token(row_id, token))
+                if reason is not None:
+                    ended.append((row, reason))
+            self._report(Lane.BATCH, len(rows), tokens)
+            for row, reason in ended:
+                self._end(row, reason)
 
-    def _collect_one(self) -> None:
-        rows = {row.id: row for row in self._on_the_way.popleft()}
-        tokens: list[Token] = []
-        ended: list[tuple[Row, FinishReason]] = []
-        for row_id, token in self.runner.collect():
-            row = rows[row_id]
-            if row not in self._decoding:
-                continue  # it ended after this step was enqueued
-            reason = _take(row, token)
-            if reason is not FinishReason.STOP:
-                tokens.append(Token(row_id, token))
-            if reason is not None:
-                ended.append((row, reason))
-        self._report(Lane.BATCH, len(rows), tokens)
-        for row, reason in ended:
-            self._end(row, reason)
-
-    def _advance_serial(self, serial: _Serial) -> None:
+    def _advance_serial(self, row: Row, steps: SerialSteps) -> None:
         """One prefill chunk or one token of the serial request."""
-        result = next(serial.steps)
+        result = next(steps)
         if result is None:
+            left = row.to_prefill
+            row.prefilled += min(left, self.tuning.prefill_chunk)
             return
-        row = serial.row
         if row.decoding_since is None:
             row.decoding_since = self.clock()
         token, logprobs = result
-        row.enqueued += 1
-        reason = _take(row, token)
+        reason = row.take(token)
+        # mlx-lm's generator computes one token beyond the one it gives.
+        row.enqueued = row.generated + 1
         tokens = [] if reason is FinishReason.STOP else [Token(row.id, token, logprobs)]
         self._report(Lane.SERIAL, 1, tokens)
         if reason is not None:
             self._end_serial(reason)
 
-    # --- beginnings and ends --------------------------------------------------
-
-    def _start(self, request: Submit) -> Row:
-        self._events.append(Started(request.id))
-        return Row(request, self.clock())
-
-    def _seat(self, row: Row) -> None:
-        self.runner.seat(row.id, row.request)
-        row.decoding_since = self.clock()
-        self._decoding.append(row)
+    # --- ends -----------------------------------------------------------------
 
     def _end(self, row: Row, reason: FinishReason, error: str | None = None) -> None:
         (self._prefilling if row in self._prefilling else self._decoding).remove(row)
         self.runner.release(row.id)
-        self._finished(row, reason, error)
-        self.runner.width = max(self.tuning.width, len(self._decoding) + len(self._prefilling))
+        self._events.append(row.finished(reason, error, self.clock()))
 
     def _end_serial(self, reason: FinishReason, error: str | None = None) -> None:
         if self._serial is not None:
-            row, steps = self._serial.row, self._serial.steps
+            row, steps = self._serial
             self._serial = None
-            _close(steps)
-            self._finished(row, reason, error)
+            steps.close()  # its caches go now, not at a later collection
+            self._events.append(row.finished(reason, error, self.clock()))
 
-    def _finished(self, row: Row, reason: FinishReason, error: str | None) -> None:
-        now = self.clock()
-        decoding_since = now if row.decoding_since is None else row.decoding_since
-        self._events.append(
-            Finished(
-                id=row.id,
-                reason=reason,
-                prompt_tokens=len(row.request.prompt),
-                cached_tokens=0,
-                generated_tokens=row.generated,
-                discarded_tokens=row.enqueued - row.generated,
-                prefill_seconds=decoding_since - row.began,
-                decode_seconds=now - decoding_since,
-                error=error,
-            )
-        )
-
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: str) -> None:
         """A step failed: everything that was in it ends with an error, the line stays."""
-        text = f"{type(error).__name__}: {error}"
-        self._end_serial(FinishReason.ERROR, text)
+        self._end_serial(FinishReason.ERROR, error)
         rows = [*self._prefilling, *self._decoding]
         self._prefilling.clear()
         self._decoding.clear()
         self._on_the_way.clear()
         self.runner.reset()
-        for row in rows:
-            self._finished(row, FinishReason.ERROR, text)
+        self._events.extend(row.finished(FinishReason.ERROR, error, self.clock()) for row in rows)
 
     def _report(self, lane: Lane, rows: int, tokens: list[Token]) -> None:
         now = self.clock()
         since = now if self._last_step is None else self._last_step
         self._last_step = now
-        self._events.append(Step(lane, rows, now - since, tokens, self.runner.kv_bytes))
+        runner = self.runner
+        self._events.append(
+            Step(lane, rows, now - since, tokens, runner.kv_bytes, runner.prefix_bytes)
+        )
 
 
-def _take(row: Row, token: int) -> FinishReason | None:
-    """Count one token of a row and say whether it ends it: end of sequence first, then length."""
-    row.generated += 1
-    if token in row.request.eos:
-        return FinishReason.STOP
-    if row.generated >= row.request.max_tokens:
-        return FinishReason.LENGTH
-    return None
-
-
-def _close(steps: SerialSteps) -> None:
-    """End the generator, so that its caches go now and not at a later collection."""
-    close = getattr(steps, "close", None)
-    if close is not None:
-        close()
-
-
-def _ended_waiting(request: Submit) -> Finished:
-    """A request that was cancelled before anything was computed for it."""
-    return Finished(
-        id=request.id,
-        reason=FinishReason.CANCELLED,
-        prompt_tokens=len(request.prompt),
-        cached_tokens=0,
-        generated_tokens=0,
-        discarded_tokens=0,
-        prefill_seconds=0.0,
-        decode_seconds=0.0,
-    )
+def _told(error: Exception) -> str:
+    """An exception as the client and the log are told of it."""
+    return f"{type(error).__name__}: {error}"

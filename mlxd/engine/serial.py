@@ -7,17 +7,18 @@ them, and hand the generator the last prompt token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from mlx import nn
 from mlx_lm.generate import generate_step
-from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_logits_processors
 
 from mlxd.engine import prefill
+from mlxd.engine.port import SerialSteps
 from mlxd.engine.sampling import RowSampler, sample
 from mlxd.wire import Sampling, Submit, TokenLogprobs
 
@@ -25,14 +26,16 @@ Processor = Callable[[mx.array, mx.array], mx.array]
 
 
 def generate(
-    model: nn.Module, vocab_size: int, request: Submit, chunk: int
-) -> Iterator[tuple[int, TokenLogprobs | None] | None]:
+    model: nn.Module, vocab_size: int, request: Submit, chunk: int, caches: list[Any]
+) -> SerialSteps:
     """Yield None after each prefill chunk, then (token, its log-probabilities).
 
     The generator ends after `max_tokens` tokens; end-of-sequence is the
-    caller's business. Closing it drops the request's state.
+    caller's business.
+
+    Args:
+        caches: the model's own, empty; updated in place.
     """
-    caches = make_prompt_cache(model)
     prompt = mx.array(request.prompt, dtype=mx.uint32)
     for start in range(0, len(request.prompt) - 1, chunk):
         stop = min(start + chunk, len(request.prompt) - 1)

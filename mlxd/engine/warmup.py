@@ -1,31 +1,41 @@
 """Warm-up: compile what serving will need before the model counts as ready.
 
-It also finds out whether the batch lane can run this model at all: some models
-keep state of their own or look into their caches, which only shows when a step
-is traced.
+It also finds out whether the batch lane can run this model at all, since some
+models keep state of their own or look into their caches, which only shows when
+a step is traced; and how long steps and prefill take on this machine.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass
 
 import mlx.core as mx
 
 from mlxd.engine.loading import BATCHABLE, LoadedModel
-from mlxd.engine.pool import rungs
-from mlxd.engine.prefill import Chunk
+from mlxd.engine.pool import SMALLEST_COLUMNS, rungs
+from mlxd.engine.port import Chunk
 from mlxd.engine.runner import Runner
 from mlxd.engine.sampling import RowSampler, sample
 from mlxd.wire import BatchTuning, Capabilities, Lane, Sampling, Submit
 
 REASON_CACHE = "cache"
 
+#: While rows decode, an iteration's prefill may take this many times as long as its
+#: step: the gap between two tokens stays below 4 times the quiet one.
+PREFILL_PER_STEP = 2.5
+SMALLEST_PACE = 32
+#: Context lengths, as counts of the smallest columns, that most requests live in.
+WARM_COLUMNS = range(1, 5)
+
 _GREEDY = Sampling(seed=0, temperature=0.0)
-#: One set of settings for each compiled sampling program that clients commonly need.
+#: One set of settings for each compiled sampling program.
 _PROGRAMS = (
     Sampling(seed=0, top_k=40),
     Sampling(seed=0, top_k=40, top_p=0.9),
+    Sampling(seed=0, top_k=100),
+    Sampling(seed=0, top_k=100, top_p=0.9),
     Sampling(seed=0),
     Sampling(seed=0, top_p=0.9),
 )
@@ -36,24 +46,28 @@ class WarmedUp:
     """What warm-up found, and how long it took."""
 
     capabilities: Capabilities
+    pace: int  # prompt tokens that an iteration may prefill while rows decode
     seconds: float
 
 
 def run(runner: Runner, loaded: LoadedModel, tuning: BatchTuning) -> WarmedUp:
-    """Step every width of the smallest class once, and sample with every program."""
+    """Step every width at the most common lengths, and sample with every program.
+
+    Raises:
+        RuntimeError: MLX cannot compile here; its temporary folder may not be writable.
+    """
     began = time.perf_counter()
-    serial_only = None if loaded.layout is not None else REASON_CACHE
-    widths = rungs(tuning.width)
-    if serial_only is None and tuning.width > 1:
-        try:
-            for width in widths:
-                _step_together(runner, width)
-        # Models fail in their own ways on a cache they do not expect.
-        except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):
-            serial_only = REASON_CACHE
-        runner.reset()
-    for width in widths if serial_only is None else [1]:
-        _sample_together(loaded.vocab_size, width)
+    mx.eval(mx.compile(lambda x: mx.exp(x) * x + 1)(mx.ones(4)))
+    serial_only = REASON_CACHE if loaded.layout is None or not _can_step(runner) else None
+    pace = tuning.prefill_budget
+    if serial_only is None:
+        lengths = [SMALLEST_COLUMNS * count - 1 for count in WARM_COLUMNS]
+        for width in rungs(tuning.width):
+            for length in lengths:
+                _step(runner, width, length)
+        pace = _pace(runner, tuning, _step(runner, tuning.width, lengths[-1]))
+    for width in rungs(tuning.width):
+        _sample(loaded, width)
     capabilities = Capabilities(
         vocab_size=loaded.vocab_size,
         context=loaded.context,
@@ -61,23 +75,61 @@ def run(runner: Runner, loaded: LoadedModel, tuning: BatchTuning) -> WarmedUp:
         serial_only=serial_only,
         batchable=list(BATCHABLE),
     )
-    return WarmedUp(capabilities, time.perf_counter() - began)
+    return WarmedUp(capabilities, pace, time.perf_counter() - began)
 
 
-def _step_together(runner: Runner, width: int) -> None:
-    """Prefill a row, seat `width` of them, decode one step and leave."""
+def _can_step(runner: Runner) -> bool:
+    """Whether the model runs on slots; if not, standard error says why."""
+    try:
+        runner.prefill([Chunk(0, [0, 0], 0, last=True)])
+        _step(runner, 1, 3)
+    # Models fail in their own ways on a cache that they do not expect.
+    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
+        print(f"this model cannot run in the batch lane: {error!r}", file=sys.stderr)  # noqa: T201
+        runner.reset()
+        return False
+    return True
+
+
+def _step(runner: Runner, width: int, length: int) -> float:
+    """Seat `width` rows, decode one step, leave; seconds of the step.
+
+    Rows that were not prefilled have blank state, which compiles and costs the same.
+    """
     for row in range(width):
-        runner.prefill([Chunk(row, [0, 0], 0, last=True)])
-        runner.seat(row, Submit(row, Lane.BATCH, [0, 0, 0], 2, [], _GREEDY))
+        runner.seat(row, Submit(row, Lane.BATCH, [0] * length, 1, [], _GREEDY))
+    began = time.perf_counter()
     runner.decode(range(width))
     runner.collect()
+    seconds = time.perf_counter() - began
     for row in range(width):
         runner.release(row)
+    runner.rest()
+    return seconds
 
 
-def _sample_together(vocab_size: int, width: int) -> None:
+def _pace(runner: Runner, tuning: BatchTuning, step: float) -> int:
+    """Prompt tokens whose prefill takes PREFILL_PER_STEP times as long as a step."""
+    tokens = min(tuning.prefill_chunk, tuning.prefill_budget)
+    seconds = _prefill(runner, tokens)
+    fitting = int(tokens * PREFILL_PER_STEP * step / seconds)
+    return max(SMALLEST_PACE, min(fitting, tuning.prefill_budget))
+
+
+def _prefill(runner: Runner, tokens: int) -> float:
+    """Seconds that one chunk takes, the second of two measured."""
+    for _ in range(2):
+        began = time.perf_counter()
+        runner.prefill([Chunk(0, [0] * tokens, 0, last=True)])
+        runner.prefill([])  # waits for the one before
+        seconds = time.perf_counter() - began
+        runner.release(0)
+    return seconds
+
+
+def _sample(loaded: LoadedModel, width: int) -> None:
     """Run every sampling program over `width` rows."""
-    logits = mx.zeros((width, vocab_size))
+    logits = mx.zeros((width, loaded.vocab_size), loaded.logits_dtype)
     for settings in _PROGRAMS:
-        rows = [RowSampler.of(settings, vocab_size)] * width
+        rows = [RowSampler.of(settings, loaded.vocab_size)] * width
         mx.eval(sample(logits, rows, [0.0] * width))

@@ -19,6 +19,7 @@ from mlxd.gateway.terms import Terms
 from mlxd.gateway.ticket import Place, Ticket
 from mlxd.gateway.waiting import WaitingLine, startable
 from mlxd.holds import Holds
+from mlxd.operations import LiveRequests
 from mlxd.policy import Reject, Take, decide
 from mlxd.serving import Generation
 from mlxd.wire import (
@@ -69,21 +70,19 @@ class Gateway:
         self._live = Holds()  # requests that have not ended
         self._undelivered = Holds()  # tickets whose consumer has not left
         self._timers: dict[int, asyncio.TimerHandle] = {}
-        self.kv_bytes = 0
+        self.kv_bytes = self.prefix_cache_bytes = 0
 
     # --- a request
 
     @asynccontextmanager
     async def admit(self, generation: Generation) -> AsyncIterator[Ticket]:
-        """Take a place in the waiting order; it is given back when the context exits.
-
-        Raises:
-            BadRequest: a trait of the request is rejected by policy.
-            QueueFull, Draining, ModelNotReady: nothing was taken.
-        """
+        """See `serving.Gateway`; the place is given back when the context exits."""
         ticket = self._accept(generation)
         try:
             yield ticket
+        except Exception:
+            self._end(ticket, endings.failed("its answer could not be made", ticket.received))
+            raise
         finally:
             self._leave(ticket)
 
@@ -103,10 +102,8 @@ class Gateway:
 
     def _check_open(self) -> None:
         if self._lost is not None:
-            self._ledger.rejected(None)
             raise ModelNotReady(f"the model's engine has failed: {self._lost}")
         if not self._open:
-            self._ledger.rejected(None)
             raise Draining("the model is draining", retry_after=DRAIN_RETRY)
 
     def _choose_lane(self, generation: Generation) -> Take:
@@ -115,7 +112,6 @@ class Gateway:
         )
         self._ledger.decided(answer)
         if isinstance(answer, Reject):
-            self._ledger.rejected(None)
             raise BadRequest(
                 f"this model's policy rejects requests with the trait {answer.trait!r}",
                 param=answer.trait,
@@ -130,7 +126,6 @@ class Gateway:
         line = [ticket.lane for ticket in self._waiting()] + [lane]
         queued = len(line) - startable(running, line, self._terms.batch.width)
         if queued > self._terms.batch.queue:
-            self._ledger.rejected(lane)
             raise QueueFull(
                 f"{queued - 1} requests wait already; the limit is {self._terms.batch.queue}",
                 retry_after=self._retry_after(lane, queued),
@@ -160,12 +155,14 @@ class Gateway:
         """A request left the engine's line. Raises ProtocolError for an unknown id."""
         ticket = self._row(frame.id)
         ticket.place = Place.RUNNING
+        ticket.cached_tokens = frame.cached_tokens
         self._ledger.started(ticket, asyncio.get_running_loop().time())
         self._hand_out()
 
     def stepped(self, frame: Step) -> None:
         """One iteration. Raises ProtocolError for an unknown id."""
         self.kv_bytes = frame.kv_bytes
+        self.prefix_cache_bytes = frame.prefix_bytes
         self._ledger.stepped(frame)
         now = asyncio.get_running_loop().time()
         for token in frame.tokens:
@@ -188,7 +185,7 @@ class Gateway:
         self._lost = reason
         accepted = self._accepted()
         self._rows.clear()
-        self.kv_bytes = 0
+        self.kv_bytes = self.prefix_cache_bytes = 0
         for ticket in accepted:
             message = f"the model's engine failed: {reason}"
             self._end(ticket, endings.failed(message, ticket.received))
@@ -212,7 +209,8 @@ class Gateway:
         self._hand_out()
 
     def cut(self) -> None:
-        """The drain's deadline: running requests end with what they have, waiting ones fail."""
+        """The drain's deadline: what runs ends with what it has, what waits or comes fails."""
+        self.close()
         for ticket in self._accepted():
             error = Draining("the drain's deadline came", retry_after=DRAIN_RETRY)
             self._end(ticket, endings.drained(ticket.received, runs=ticket.runs, error=error))
@@ -232,6 +230,13 @@ class Gateway:
     def waiting(self, lane: Lane) -> int:
         """Accepted requests that hold no row yet."""
         return sum(ticket.lane is lane for ticket in self._waiting())
+
+    def live(self) -> LiveRequests:
+        """What has not ended; a row that was given up and still leaves the engine has."""
+        return LiveRequests(
+            running=sum(ticket.runs and ticket.ending is None for ticket in self._rows.values()),
+            waiting=len(self._waiting()),
+        )
 
     # --- inside
 

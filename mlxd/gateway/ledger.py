@@ -32,14 +32,16 @@ class Ledger:
             case Reject(trait):
                 self._metrics.decided(NO_LANE, trait)
 
-    def rejected(self, lane: Lane | None) -> None:
+    def rejected(self) -> None:
         """A request was refused; it never had a ticket."""
-        self._metrics.rejected(NO_LANE if lane is None else lane)
+        self._metrics.rejected()
 
     def started(self, ticket: Ticket, now: float) -> None:
         """The request got its row."""
         ticket.times.started = now
         self._metrics.started(ticket.lane, now - ticket.times.accepted)
+        if ticket.lane is Lane.BATCH:
+            self._metrics.looked_up(len(ticket.generation.prompt), ticket.cached_tokens)
 
     def token(self, ticket: Ticket, now: float) -> None:
         """The engine gave one token before the request's end."""
@@ -67,9 +69,10 @@ class Ledger:
             self._service = mean + NEWEST * (held - mean)
             self._metrics.prefilled(
                 ticket.lane,
-                computed=frame.prompt_tokens - frame.cached_tokens,
+                computed=frame.prefilled_tokens,
                 cached=frame.cached_tokens,
-                seconds=frame.prefill_seconds,
+                # A row that was given up before its first token has no whole prefill to time.
+                seconds=frame.prefill_seconds if frame.generated_tokens else None,
             )
         if ticket.left and ticket.ending is not None:
             self._discard(frame, ticket.ending)

@@ -26,6 +26,7 @@ class Terms:
             width=self.batch.width,
             prefill_chunk=self.batch.prefill_chunk,
             prefill_budget=self.batch.prefill_budget,
+            prefix_cache=self.batch.prefix_cache,
         )
 
 

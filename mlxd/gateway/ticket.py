@@ -59,6 +59,7 @@ class Ticket:
         self.reason = take.reason
         self.place = Place.WAITING
         self.times = Times(accepted=now)
+        self.cached_tokens = 0  # of the prompt, from the engine's prefix cache
         self.received = 0  # tokens that the engine sent before the end
         self.confirmed = 0  # of those, known not to lie past a stop string
         self.ending: Ending | None = None
@@ -105,13 +106,14 @@ class Ticket:
     @property
     def outcome(self) -> Outcome:
         """The end. Raises RuntimeError while the request runs."""
-        if self.ending is None or self._unread:
+        # Unread text may still hold a stop string, until nobody can read it any more.
+        if self.ending is None or (self._unread and not self.left):
             raise RuntimeError("the request has not ended yet")
         return Outcome(
             name=self.ending.outcome,
             finish_reason=self.ending.finish_reason,
             prompt_tokens=len(self.generation.prompt),
-            cached_tokens=0 if self.finished is None else self.finished.cached_tokens,
+            cached_tokens=self.cached_tokens,
             completion_tokens=self.ending.completion_tokens,
         )
 

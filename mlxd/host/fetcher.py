@@ -8,13 +8,13 @@ import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import structlog
 
 from mlxd.host.lastwords import LastWords
-from mlxd.models import local_path, parse
+from mlxd.models import Source, local_path, parse
 
 #: What is run to fetch; `SOURCE --cache DIR` is added. It prints the folder.
 FETCH_COMMAND = (sys.executable, "-m", "mlxd.models")
@@ -29,9 +29,19 @@ class FetchFailed(Exception):
 class Fetcher:
     """Finds or fetches models into one cache folder."""
 
-    def __init__(self, cache: Path, command: Sequence[str] = FETCH_COMMAND) -> None:
+    def __init__(
+        self,
+        cache: Path,
+        command: Sequence[str] = FETCH_COMMAND,
+        find: Callable[[Source, Path], Path | None] = local_path,
+    ) -> None:
+        """
+        Args:
+            find: looks for a source's folder on this machine; may block.
+        """
         self._cache = cache
         self._command = command
+        self._find = find
 
     async def locate(self, source: str) -> Path:
         """The folder of this source. Cancelling ends a fetch; the next one resumes or restarts it.
@@ -39,7 +49,8 @@ class Fetcher:
         Raises:
             FetchFailed: there is no such model, or it could not be fetched.
         """
-        folder = local_path(parse(source), self._cache)
+        # In a thread: the hub's library takes a moment to import, and its cache one to walk.
+        folder = await asyncio.to_thread(self._find, parse(source), self._cache)
         return folder if folder is not None else await self._fetch(source)
 
     async def _fetch(self, source: str) -> Path:

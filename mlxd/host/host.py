@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
 
 from mlxd.config import ModelSettings, SamplingSettings
-from mlxd.errors import Draining, ModelNotReady
+from mlxd.errors import Draining, MlxdError, ModelNotReady
 from mlxd.gateway import DRAIN_RETRY, Gateway, ProtocolError
 from mlxd.gateway.ledger import Ledger
 from mlxd.gateway.terms import Terms, tell_unbatchable
+from mlxd.holds import Holds
 from mlxd.host import defaults
 from mlxd.host.fetcher import FetchFailed
 from mlxd.host.link import BrokenFrame
-from mlxd.host.run import EngineEnded, EngineRun, Means
+from mlxd.host.run import EngineEnded, EngineRun, Means, load
 from mlxd.lifecycle import State
 from mlxd.metrics.model import ModelMetrics
 from mlxd.operations import LaneCounts, LiveRequests, ModelStatus
@@ -28,7 +31,6 @@ from mlxd.wire import Capabilities, Lane, Ready
 START_RETRY = 5
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-
 
 #: What can keep a model from starting or end it: told as its reason.
 _FAILURES = (FetchFailed, TokenizerError, EngineEnded, BrokenFrame, ProtocolError, OSError)
@@ -56,6 +58,7 @@ class Host:
         self._run: EngineRun | None = None
         self._gateway: Gateway | None = None
         self._served: Served | None = None
+        self._uses = Holds()  # by those who have found the model and are not admitted yet
         self._own_sampling = SamplingSettings()
         self._life: asyncio.Task[None] | None = None
         self._log = log.bind(model=model_id)
@@ -121,6 +124,11 @@ class Host:
         """Bytes of KV that the engine holds."""
         return 0 if self._gateway is None else self._gateway.kv_bytes
 
+    @property
+    def prefix_cache_bytes(self) -> int:
+        """Bytes of the engine's prefix cache."""
+        return 0 if self._gateway is None else self._gateway.prefix_cache_bytes
+
     def running(self, lane: Lane) -> int:
         """Requests that hold a row."""
         return 0 if self._gateway is None else self._gateway.running(lane)
@@ -131,27 +139,25 @@ class Host:
 
     def live(self) -> LiveRequests:
         """What it still has to finish."""
-        return LiveRequests(
-            running=sum(self.running(lane) for lane in Lane),
-            waiting=sum(self.waiting(lane) for lane in Lane),
-        )
+        return LiveRequests(0, 0) if self._gateway is None else self._gateway.live()
 
-    def served(self) -> Served:
-        """The model as requests need it.
+    @contextmanager
+    def using(self) -> Iterator[Served]:
+        """The model as requests need it, which goes on serving until the context exits.
+
+        A domain error that leaves the context is a request refused, and counted as one.
 
         Raises:
             ModelNotReady, Draining: it cannot serve now.
         """
-        match self.state:
-            case State.READY if self._served is not None:
-                return self._served
-            case State.DRAINING:
-                raise Draining(f"the model {self.id} is draining", retry_after=DRAIN_RETRY)
-            case State.FAILED:
-                raise ModelNotReady(f"the model {self.id} has failed: {self.reason}")
-            case _:
-                message = f"the model {self.id} is {self.state}"
-                raise ModelNotReady(message, retry_after=START_RETRY)
+        self._uses.take()
+        try:
+            yield self._serving()
+        except MlxdError:
+            self._ledger.rejected()
+            raise
+        finally:
+            self._uses.release()
 
     def status(self) -> ModelStatus:
         """Everything about it at this moment."""
@@ -170,11 +176,16 @@ class Host:
             engine=None if run is None else run.engine(),
             capabilities=None if ready is None else ready.capabilities,
             kv_bytes=self.kv_bytes,
+            prefix_cache_bytes=self.prefix_cache_bytes,
             weight_bytes=0 if ready is None else ready.weight_bytes,
             restarts=0,
         )
 
     # --- what an operator wants of it
+
+    def retire(self) -> None:
+        """Nobody finds the model any more; who has found it may still be admitted."""
+        self.draining = True
 
     def drain(self) -> None:
         """Admit nothing from now on, also once it is ready; what was accepted goes on."""
@@ -189,7 +200,7 @@ class Host:
             self._gateway.reopen()
 
     def cut(self) -> None:
-        """The drain's deadline: end everything that was accepted."""
+        """The drain's deadline: end everything that was accepted, and admit nothing more."""
         if self._gateway is not None:
             self._gateway.cut()
 
@@ -199,7 +210,8 @@ class Host:
             await self._gateway.idle()
 
     async def delivered(self) -> None:
-        """Wait until every consumer has left."""
+        """Wait until everybody who found the model, and every consumer, has left."""
+        await self._uses.none()
         if self._gateway is not None:
             await self._gateway.delivered()
 
@@ -212,6 +224,15 @@ class Host:
             self._offer(self._gateway, self._served.tokenizer, self._served.capabilities)
 
     # --- inside
+
+    def _serving(self) -> Served:
+        if self._stage is State.FAILED:
+            raise ModelNotReady(f"the model {self.id} has failed: {self.reason}")
+        if self.draining:
+            raise Draining(f"the model {self.id} is draining", retry_after=DRAIN_RETRY)
+        if self._stage is State.READY and self._served is not None:
+            return self._served
+        raise ModelNotReady(f"the model {self.id} is {self._stage}", retry_after=START_RETRY)
 
     async def _live(self) -> None:
         try:
@@ -230,7 +251,8 @@ class Host:
 
     async def _serve(self, run: EngineRun, folder: Path) -> None:
         terms = self._terms
-        ready, tokenizer = await self._load(run, folder, terms)
+        load_tokenizer = self._means.load_tokenizer
+        ready, tokenizer = await load(run, folder, self._settings, terms.tuning, load_tokenizer)
         try:
             self._own_sampling = defaults.of_model(folder)
             gateway = Gateway(ready.capabilities, terms, run.link.send, self._ledger)
@@ -250,17 +272,6 @@ class Host:
         finally:
             tokenizer.close()
 
-    async def _load(self, run: EngineRun, folder: Path, terms: Terms) -> tuple[Ready, Tokenizer]:
-        trust = self._settings.trust_remote_code
-        try:
-            async with asyncio.TaskGroup() as both:
-                loaded = both.create_task(run.load(folder, self._settings, terms.tuning))
-                tokenizer = both.create_task(self._means.load_tokenizer(folder, trust))
-        except ExceptionGroup as errors:
-            # Side by side, and the first to fail has ended the other.
-            raise errors.exceptions[0] from None
-        return loaded.result(), tokenizer.result()
-
     def _become_ready(self, gateway: Gateway, tokenizer: Tokenizer, ready: Ready) -> None:
         if self.draining:
             gateway.close()
@@ -279,7 +290,6 @@ class Host:
     def _offer(self, gateway: Gateway, tokenizer: Tokenizer, capabilities: Capabilities) -> None:
         self._served = Served(
             id=self.id,
-            created=self.created,
             capabilities=capabilities,
             tokenizer=tokenizer,
             sampling=defaults.merge(self._settings.sampling, self._own_sampling),

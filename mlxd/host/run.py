@@ -17,6 +17,7 @@ from mlxd import blas
 from mlxd.config import ModelSettings
 from mlxd.gateway import Gateway, ProtocolError
 from mlxd.host.link import EngineLink, engine_environment
+from mlxd.host.scratch import scratch
 from mlxd.metrics import Metrics
 from mlxd.operations import EngineStatus, PhaseStatus
 from mlxd.text.tokenizer import Tokenizer
@@ -78,14 +79,15 @@ class EngineRun:
         Raises:
             OSError: the command cannot be run, or the cache cannot be written.
         """
-        environment = await asyncio.to_thread(_environment, model, settings, means)
-        link = await EngineLink.open(model, means.engine_command, environment)
-        run = cls(model, settings.blas, link)
-        try:
-            yield run
-        finally:
-            await run._frames.aclose()
-            await link.ended()
+        with scratch(means.cache / "engines" / model) as folder:
+            environment = await asyncio.to_thread(_environment, folder, settings, means)
+            link = await EngineLink.open(model, means.engine_command, environment)
+            run = cls(model, settings.blas, link)
+            try:
+                yield run
+            finally:
+                await run._frames.aclose()
+                await link.ended()
 
     async def load(self, folder: Path, settings: ModelSettings, tuning: BatchTuning) -> Ready:
         """Have the model loaded and warmed up.
@@ -169,14 +171,29 @@ class EngineRun:
             self._log.warning(blas.ADVICE)
 
 
-def _environment(model: str, settings: ModelSettings, means: Means) -> dict[str, str]:
-    """Looks at files, and makes the engine's private temporary folder."""
-    scratch = means.cache / "engines" / model
-    scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+async def load(
+    run: EngineRun,
+    folder: Path,
+    settings: ModelSettings,
+    tuning: BatchTuning,
+    load_tokenizer: TokenizerLoader,
+) -> tuple[Ready, Tokenizer]:
+    """Load model and tokenizer side by side; the first to fail ends the other."""
+    try:
+        async with asyncio.TaskGroup() as both:
+            loaded = both.create_task(run.load(folder, settings, tuning))
+            tokenizer = both.create_task(load_tokenizer(folder, settings.trust_remote_code))
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return loaded.result(), tokenizer.result()
+
+
+def _environment(folder: Path, settings: ModelSettings, means: Means) -> dict[str, str]:
+    """Looks for libraries."""
     library = blas.find(settings.blas)
     return engine_environment(
         means.environment,
-        scratch=scratch,
+        scratch=folder,
         blas=blas.environment(library, means.environment.get("LD_PRELOAD")),
         model=settings.env,
     )

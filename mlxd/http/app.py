@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 from aiohttp import web
@@ -32,7 +31,7 @@ def make_app(
     """
     # The body's limit can change with a reload: `read_object` enforces it, not aiohttp.
     app = web.Application(middlewares=[observe, guard], client_max_size=0)
-    app[CONTEXT] = Context(directory, server, created=int(time.time()))
+    app[CONTEXT] = Context(directory, server)
     app.on_response_prepare.append(stamp_request_id)
     app.on_response_prepare.append(add_cors)
     app.add_routes([*probes.routes(registry), *openai.ROUTES, *extra_routes])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from mlxd.config import ServerSettings
-from mlxd.serving import Directory
+from mlxd.serving import Directory, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,6 @@ class Context:
 
     directory: Directory
     server: Callable[[], ServerSettings]
-    created: int  # unix seconds at which the application was made
 
 
 @dataclass(slots=True)
@@ -28,6 +27,15 @@ class Record:
     started: float  # on the event loop's clock
     facts: dict[str, object] = field(default_factory=dict)
     first_token: float | None = None
+
+    def ended(self, outcome: Outcome) -> None:
+        """An admitted request has ended, in whatever way."""
+        self.facts.update(
+            outcome=outcome.name,
+            prompt_tokens=outcome.prompt_tokens,
+            cached_tokens=outcome.cached_tokens,
+            completion_tokens=outcome.completion_tokens,
+        )
 
 
 CONTEXT: web.AppKey[Context] = web.AppKey("context", Context)

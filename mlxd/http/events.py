@@ -18,6 +18,7 @@ __all__ = ["Admitted", "Delta", "Done", "Event"]
 class Admitted:
     """It has a place in its model's waiting order."""
 
+    model: str  # its id
     lane: Lane
     reason: str
 

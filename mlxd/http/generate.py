@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from mlxd.errors import BadRequest
+from mlxd.errors import BadRequest, MlxdError
+from mlxd.http.context import Record
 from mlxd.http.events import Admitted, Done, Event
 from mlxd.http.requests import (
     ChatPrompt,
@@ -18,7 +21,7 @@ from mlxd.http.requests import (
     TokenPrompt,
 )
 from mlxd.policy import request_traits
-from mlxd.serving import Directory, Generation, SamplingDefaults, Served
+from mlxd.serving import Directory, Generation, SamplingDefaults, Served, Ticket
 from mlxd.text.stream import Delta, TextStream
 from mlxd.text.tokenizer import Tokenizer
 from mlxd.wire import Capabilities, Sampling, Token
@@ -28,22 +31,72 @@ N = TypeVar("N", int, float)
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request that passed every check and is to be admitted."""
+    """A request that passed every check."""
 
-    served: Served
+    model: str  # its id
+    tokenizer: Tokenizer
     generation: Generation
     stops: tuple[str, ...]
     drop_leading_space: bool
 
 
-async def prepare(request: TextRequest, directory: Directory, request_id: str) -> Call:
-    """Find the model, tokenise, resolve every default, check against the model.
+async def generate(
+    request: TextRequest, directory: Directory, record: Record
+) -> AsyncGenerator[Event, None]:
+    """Admit the request and turn its tokens into events; closing it early cancels.
 
     Raises:
-        NotFound, ModelNotReady, Draining: from the directory.
+        MlxdError: whatever the directory, the gateway and its ticket raise, and
+            BadRequest where the request does not fit its model.
+    """
+    async with _admitted(request, directory, record) as (call, ticket):
+        yield Admitted(call.model, ticket.lane, ticket.reason)
+        text = await _Text.open(call)
+        async for tokens in ticket:
+            if delta := await text.feed(tokens):
+                if record.first_token is None:
+                    record.first_token = asyncio.get_running_loop().time()
+                yield delta
+            if text.has_stopped():
+                break
+        if delta := await text.finish():
+            yield delta
+        # A stop comes before a limit, also where the engine has already reported that.
+        if (count := text.stopped_at) is not None:
+            ticket.end("stop", count)
+        yield Done(ticket.outcome)
+
+
+@asynccontextmanager
+async def _admitted(
+    request: TextRequest, directory: Directory, record: Record
+) -> AsyncIterator[tuple[Call, Ticket]]:
+    """Find the model, prepare, take a place; the record learns every fact, and at last the end."""
+    async with AsyncExitStack() as entered:
+        try:
+            # Held until it has its place: a model that is replaced meanwhile goes on so long.
+            with directory.using(request.model) as served:
+                record.facts["model"] = served.id
+                call = await _prepare(request, served, record.request_id)
+                ticket = await entered.enter_async_context(served.gateway.admit(call.generation))
+        except MlxdError:
+            record.facts["outcome"] = "rejected"
+            raise
+        place = entered.pop_all()
+    record.facts.update(lane=ticket.lane.value, reason=ticket.reason)
+    try:
+        async with place:
+            yield call, ticket
+    finally:
+        record.ended(ticket.outcome)
+
+
+async def _prepare(request: TextRequest, served: Served, request_id: str) -> Call:
+    """Tokenise, resolve every default, check against the model.
+
+    Raises:
         BadRequest: the prompt or a parameter does not fit this model.
     """
-    served = directory.resolve(request.model)
     capabilities = served.capabilities
     sampling = resolve_sampling(request.sampling, served.sampling, capabilities)
     prompt = await _tokens(request.prompt, served.tokenizer)
@@ -56,29 +109,13 @@ async def prepare(request: TextRequest, directory: Directory, request_id: str) -
         sampling=sampling,
         traits=request_traits(sampling, seed_set=request.sampling.seed is not None),
     )
-    return Call(served, generation, request.stops, isinstance(request.prompt, ChatPrompt))
-
-
-async def generate(call: Call) -> AsyncGenerator[Event, None]:
-    """Admit the request and turn its tokens into events; closing it early cancels.
-
-    Raises:
-        MlxdError: whatever the gateway and its ticket raise.
-    """
-    async with call.served.gateway.admit(call.generation) as ticket:
-        yield Admitted(ticket.lane, ticket.reason)
-        text = await _Text.open(call)
-        async for tokens in ticket:
-            if delta := await text.feed(tokens):
-                yield delta
-            if text.has_stopped():
-                break
-        if delta := await text.finish():
-            yield delta
-        # A stop comes before a limit, also where the engine has already reported that.
-        if (count := text.stopped_at) is not None:
-            ticket.end("stop", count)
-        yield Done(ticket.outcome)
+    return Call(
+        model=served.id,
+        tokenizer=served.tokenizer,
+        generation=generation,
+        stops=request.stops,
+        drop_leading_space=isinstance(request.prompt, ChatPrompt),
+    )
 
 
 class _Text:
@@ -91,7 +128,7 @@ class _Text:
 
     @classmethod
     async def open(cls, call: Call) -> _Text:
-        tokenizer = call.served.tokenizer
+        tokenizer = call.tokenizer
         detokenizer = tokenizer.detokenizer()
 
         def make() -> TextStream:
@@ -167,7 +204,7 @@ async def _tokens(
     match prompt:
         case ChatPrompt():
             return await tokenizer.encode_chat(
-                prompt.messages, tools=prompt.tools, chat_template_kwargs=prompt.template_kwargs
+                prompt.messages, chat_template_kwargs=prompt.template_kwargs
             )
         case TextPrompt():
             return await tokenizer.encode(prompt.text)

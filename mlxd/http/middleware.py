@@ -35,7 +35,7 @@ async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
         status = response.status
         return response
     except (asyncio.CancelledError, ConnectionError):
-        record.facts["outcome"] = "cancelled"
+        record.facts.setdefault("outcome", "cancelled")
         raise
     finally:
         _log_line(request, record, status)
@@ -59,6 +59,7 @@ async def _answer(request: web.Request, handler: Handler, record: Record) -> web
         log.exception("unexpected error", id=record.request_id, path=request.path)
         record.facts["error"] = type(error).__name__
         response = error_response(error)
+    # Of what never became a request for tokens; its own end comes first.
     record.facts.setdefault("outcome", "rejected" if response.status < 500 else "error")
     return response
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -12,14 +11,13 @@ from typing import Any
 
 from aiohttp import web
 
-from mlxd.errors import Draining, ModelNotReady
 from mlxd.http.body import json_response, read_object
-from mlxd.http.context import CONTEXT, RECORD, Context, Record
+from mlxd.http.context import CONTEXT, RECORD, Context
 from mlxd.http.encode import Head
 from mlxd.http.encode_chat import ChatStream, chat_body
 from mlxd.http.encode_completion import CompletionStream, completion_body
 from mlxd.http.events import Admitted, Delta, Done, Event
-from mlxd.http.generate import generate, prepare
+from mlxd.http.generate import generate
 from mlxd.http.requests import TextRequest
 from mlxd.http.schema import parse_chat, parse_completion
 from mlxd.http.sse import StreamEncoder, Timing, buffered, stream
@@ -39,63 +37,37 @@ class Endpoint:
         context, record = request.app[CONTEXT], request[RECORD]
         server = context.server()
         asked = self.parse(await read_object(request, limit=server.max_body))
-        call = await prepare(asked, context.directory, record.request_id)
-        record.facts.update(model=call.served.id, stream=asked.stream)
-        head = Head(f"{self.id_prefix}{uuid.uuid4().hex}", int(time.time()), call.served.id)
-        events = _noted(generate(call), record)
-        if asked.stream:
+        record.facts["stream"] = asked.stream
+        events = generate(asked, context.directory, record)
+        if not asked.stream:
+            return await self._whole(events)
+        async with buffered(events) as buffer:
+            admitted = _admitted(await buffer.next(None))
+            encoder = self.stream(self._head(admitted), asked.include_usage)
             timing = Timing(server.sse_keepalive, record.started + server.request_timeout)
-            return await _streamed(request, events, self.stream(head, asked.include_usage), timing)
-        return await self._whole(head, events)
+            return await stream(request, buffer, encoder, _lane_headers(admitted), timing)
 
-    async def _whole(self, head: Head, source: AsyncGenerator[Event, None]) -> web.Response:
-        headers: dict[str, str] = {}
+    async def _whole(self, source: AsyncGenerator[Event, None]) -> web.Response:
         deltas: list[Delta] = []
         async with aclosing(source) as events:
+            admitted = _admitted(await anext(events))
             async for event in events:
                 match event:
-                    case Admitted():
-                        headers = _lane_headers(event)
                     case Delta():
                         deltas.append(event)
                     case Done():
-                        return json_response(
-                            self.body(head, Delta.joined(deltas), event), headers=headers
-                        )
+                        body = self.body(self._head(admitted), Delta.joined(deltas), event)
+                        return json_response(body, headers=_lane_headers(admitted))
         raise RuntimeError("a generation ended without an end")
 
-
-async def _streamed(
-    request: web.Request,
-    source: AsyncGenerator[Event, None],
-    encoder: StreamEncoder,
-    timing: Timing,
-) -> web.StreamResponse:
-    async with buffered(source) as events:
-        first = await events.next(None)
-        headers = _lane_headers(first) if isinstance(first, Admitted) else {}
-        return await stream(request, events, encoder, headers, timing)
+    def _head(self, admitted: Admitted) -> Head:
+        return Head(f"{self.id_prefix}{uuid.uuid4().hex}", int(time.time()), admitted.model)
 
 
-async def _noted(
-    source: AsyncGenerator[Event, None], record: Record
-) -> AsyncGenerator[Event, None]:
-    """The same events, with what the log line wants to know written down."""
-    async with aclosing(source) as events:
-        async for event in events:
-            match event:
-                case Admitted():
-                    record.facts.update(lane=event.lane.value, reason=event.reason)
-                case Delta() if record.first_token is None:
-                    record.first_token = asyncio.get_running_loop().time()
-                case Done(outcome):
-                    record.facts.update(
-                        outcome=outcome.name,
-                        prompt_tokens=outcome.prompt_tokens,
-                        cached_tokens=outcome.cached_tokens,
-                        completion_tokens=outcome.completion_tokens,
-                    )
-            yield event
+def _admitted(first: Event | None) -> Admitted:
+    if not isinstance(first, Admitted):
+        raise TypeError(f"a generation began with {first}")
+    return first
 
 
 def _lane_headers(admitted: Admitted) -> dict[str, str]:
@@ -119,19 +91,14 @@ async def model(request: web.Request) -> web.Response:
 
 
 def _model(context: Context, name: str) -> dict[str, Any]:
-    """A model as OpenAI describes one; until it serves, it is as old as the daemon."""
-    try:
-        served = context.directory.resolve(name)
-    except (ModelNotReady, Draining):
-        id_, created = name, context.created
-    else:
-        id_, created = served.id, served.created
-    return {"id": id_, "object": "model", "created": created, "owned_by": "mlxd"}
+    """A model as OpenAI describes one."""
+    found = context.directory.identify(name)
+    return {"id": found.id, "object": "model", "created": found.created, "owned_by": "mlxd"}
 
 
 ROUTES = (
     web.post("/v1/chat/completions", CHAT.handle),
     web.post("/v1/completions", COMPLETIONS.handle),
     web.get("/v1/models", models),
-    web.get("/v1/models/{model}", model),
+    web.get("/v1/models/{model:.+}", model),  # an alias may hold slashes
 )

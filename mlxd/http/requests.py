@@ -12,7 +12,6 @@ class ChatPrompt:
     """A conversation, for the model's chat template."""
 
     messages: tuple[dict[str, Any], ...]
-    tools: tuple[dict[str, Any], ...] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     param: str = "messages"
 

@@ -91,6 +91,7 @@ One = Annotated[
     Field(ge=1),
     _offered(lambda n: not isinstance(n, int) or n <= 1, "more than one choice"),
 ]
+NoTools = Annotated[list[Any], _offered(lambda tools: tools == [], "tool calling")]
 
 
 class _Part(BaseModel):
@@ -187,7 +188,9 @@ class ChatBody(_Body):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
-    tools: list[dict[str, Any]] = Field(default_factory=list)
+    # Offered together with the parsing of what a model answers to them.
+    tools: NoTools = Field(default_factory=list)
+    functions: NoTools = Field(default_factory=list)
     tool_choice: Annotated[
         Literal["auto", "none"],
         _offered(lambda choice: choice in ("auto", "none"), "a tool_choice that is enforced"),
@@ -233,7 +236,6 @@ def parse_chat(body: Mapping[str, Any]) -> TextRequest:
     parsed = _validate(ChatBody, body)
     prompt = ChatPrompt(
         messages=parse_messages(parsed.messages),
-        tools=() if parsed.tool_choice == "none" else tuple(parsed.tools),
         template_kwargs=parsed.chat_template_kwargs,
     )
     return parsed.request(prompt, parsed.top_logprobs if parsed.logprobs else None)

@@ -130,7 +130,7 @@ async def stream(
         told = domain_error(error)
         if told is not error:
             log.exception("unexpected error", path=request.path)
-        request[RECORD].facts.update(outcome="error", error=told.code)
+        request[RECORD].facts["error"] = told.code
         await out.write(encoder.error(told))
     return await out.close()
 

@@ -8,7 +8,9 @@ from mlxd.metrics import NO_LANE, Metrics
 from mlxd.policy import REASON_NONE, REASON_WIDTH, TRAITS
 from mlxd.wire import Lane
 
-OUTCOMES = ("stop", "length", "tool_calls", "cancelled", "error", "rejected", "drained")
+#: Of requests that had a lane.
+OUTCOMES = ("stop", "length", "tool_calls", "cancelled", "error", "drained")
+REJECTED = "rejected"
 #: Why a model without any batchable cache runs serially; see `Capabilities.serial_only`.
 REASON_CACHE = "cache"
 
@@ -24,7 +26,7 @@ class ModelMetrics:
         self._requests = {
             (lane, outcome): metrics.requests.labels(model, lane, outcome)
             for lane in (*Lane, NO_LANE)
-            for outcome in (OUTCOMES if lane != NO_LANE else ("rejected",))
+            for outcome in (OUTCOMES if lane != NO_LANE else (REJECTED,))
         }
         decisions = [(str(Lane.BATCH), REASON_NONE)]
         decisions += [(Lane.SERIAL, reason) for reason in (*TRAITS, REASON_WIDTH, REASON_CACHE)]
@@ -36,6 +38,8 @@ class ModelMetrics:
         self._prompt = {
             source: metrics.prompt_tokens.labels(model, source) for source in ("computed", "cached")
         }
+        self._prefix_query = metrics.prefix_cache_query_tokens.labels(model)
+        self._prefix_hit = metrics.prefix_cache_hit_tokens.labels(model)
         self._discarded = metrics.discarded_tokens.labels(model)
         self._step_seconds = metrics.step_seconds.labels(model)
         self._step_rows = metrics.step_rows.labels(model)
@@ -54,9 +58,9 @@ class ModelMetrics:
         """The policy chose a lane, or `NO_LANE` where it rejected."""
         self._decisions[lane, reason].inc()
 
-    def rejected(self, lane: str) -> None:
-        """A request was refused before it was admitted."""
-        self._requests[lane, "rejected"].inc()
+    def rejected(self) -> None:
+        """A request was refused before it was admitted, whatever lane it would have had."""
+        self._requests[NO_LANE, REJECTED].inc()
 
     def ended(self, lane: Lane, outcome: str, seconds: float) -> None:
         """An admitted request ended."""
@@ -66,6 +70,11 @@ class ModelMetrics:
     def started(self, lane: Lane, queued: float) -> None:
         """A request got its row after this many seconds."""
         self._queue_seconds[lane].observe(queued)
+
+    def looked_up(self, tokens: int, found: int) -> None:
+        """A prompt was looked up in the prefix cache."""
+        self._prefix_query.inc(tokens)
+        self._prefix_hit.inc(found)
 
     def first_token(self, lane: Lane, seconds: float) -> None:
         """A request's first token came this long after its admission."""
@@ -83,11 +92,16 @@ class ModelMetrics:
         """Tokens computed past an end."""
         self._discarded.inc(tokens)
 
-    def prefilled(self, lane: Lane, *, computed: int, cached: int, seconds: float) -> None:
-        """What the engine says of a request's prompt at its end."""
+    def prefilled(self, lane: Lane, *, computed: int, cached: int, seconds: float | None) -> None:
+        """What the engine says of a request's prompt at its end.
+
+        Args:
+            seconds: that the prefill took; None where it was not finished.
+        """
         self._prompt["computed"].inc(computed)
         self._prompt["cached"].inc(cached)
-        self._prefill_seconds[lane].observe(seconds)
+        if seconds is not None:
+            self._prefill_seconds[lane].observe(seconds)
 
     def stepped(self, seconds: float, rows: int) -> None:
         """One iteration of the engine."""

@@ -50,6 +50,10 @@ class Figures(Protocol):
         """Bytes of KV that the engine holds."""
 
     @property
+    def prefix_cache_bytes(self) -> int:
+        """Bytes of the engine's prefix cache."""
+
+    @property
     def state(self) -> State:
         """Where the model is in its life."""
 
@@ -100,6 +104,13 @@ class Metrics:
             "mlxd_discarded_tokens_total", "Tokens computed past the end of their request."
         )
 
+        self.prefix_cache_query_tokens = counter(
+            "mlxd_prefix_cache_query_tokens_total", "Prompt tokens looked up in the prefix cache."
+        )
+        self.prefix_cache_hit_tokens = counter(
+            "mlxd_prefix_cache_hit_tokens_total", "Of those, tokens that it held."
+        )
+
     def _declare_gauges(self) -> None:
         def gauge(name: str, help_: str, *labels: str) -> Gauge:
             metric = Gauge(name, help_, ["model", *labels], registry=self.registry)
@@ -112,6 +123,9 @@ class Metrics:
         )
         self.batch_width = gauge("mlxd_batch_width", "Rows that may decode together.")
         self.kv_bytes = gauge("mlxd_kv_bytes", "Bytes of KV held by the engine.")
+        self.prefix_cache_bytes = gauge(
+            "mlxd_prefix_cache_bytes", "Bytes of the engine's prefix cache."
+        )
         self.model_state = gauge(
             "mlxd_model_state", "1 for the state that the model is in.", "state"
         )
@@ -224,5 +238,8 @@ class Metrics:
         for state in State:
             self.model_state.labels(model, state).set_function(shown(is_in(state)))
         self.kv_bytes.labels(model).set_function(total(lambda figures: figures.kv_bytes))
+        self.prefix_cache_bytes.labels(model).set_function(
+            total(lambda figures: figures.prefix_cache_bytes)
+        )
         self.batch_width.labels(model).set_function(shown(lambda figures: figures.width))
         self.draining.labels(model).set_function(shown(lambda figures: figures.draining))

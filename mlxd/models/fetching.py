@@ -32,6 +32,9 @@ def local_path(source: Source, cache: Path) -> Path | None:
 def fetch(source: Source, cache: Path, report: Callable[[str], None]) -> Path:
     """The model's folder, fetched and converted if it is not there. Blocks, for minutes.
 
+    A repository is asked for even when it looks whole: a file may be missing that nothing here can
+    know of.
+
     Args:
         cache: the daemon's cache folder; made if it is not there.
         report: is told what happens, a line at a time.
@@ -40,7 +43,8 @@ def fetch(source: Source, cache: Path, report: Callable[[str], None]) -> Path:
         SourceError: the model cannot be had.
         OSError: the cache cannot be written.
     """
-    folder = local_path(source, cache) or _make(source, cache, report)
+    there = None if isinstance(source, Repository) else local_path(source, cache)
+    folder = there or _make(source, cache, report)
     missing = missing_from(folder)
     if missing is not None:
         raise SourceError(f"{folder}: {missing}")

@@ -14,12 +14,23 @@ _PATTERNS = [
 
 
 def local_path(source: Repository) -> Path | None:
-    """Where the repository's files are, without asking the network; they may not be all there."""
+    """The repository's folder, without asking the network.
+
+    None also where the hub's cache knows of files that are not there yet. Of what another
+    program began to download, it may know nothing.
+    """
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - half a second
     from huggingface_hub.errors import LocalEntryNotFoundError  # noqa: PLC0415
 
     try:
-        return Path(snapshot_download(source.repo, revision=source.revision, local_files_only=True))
+        return Path(
+            snapshot_download(
+                source.repo,
+                revision=source.revision,
+                allow_patterns=_PATTERNS,
+                local_files_only=True,
+            )
+        )
     except LocalEntryNotFoundError:
         return None
 

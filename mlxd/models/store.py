@@ -10,6 +10,9 @@ from pathlib import Path
 
 import msgspec
 
+#: What the kinds of tokenizers keep their vocabularies in; one of them is enough.
+_VOCABULARIES = ("tokenizer.json", "*.model", "*.tiktoken", "*vocab*")
+
 
 class _Index(msgspec.Struct):
     weight_map: dict[str, str]  # parameter -> file
@@ -55,6 +58,10 @@ def missing_from(folder: Path) -> str | None:
         return "no such folder"
     if not (folder / "config.json").is_file():
         return "no config.json in it"
+    return _missing_weights(folder) or _missing_vocabulary(folder)
+
+
+def _missing_weights(folder: Path) -> str | None:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -66,3 +73,9 @@ def missing_from(folder: Path) -> str | None:
     if next(folder.glob("*.safetensors"), None) is None:
         return "no *.safetensors in it"
     return None
+
+
+def _missing_vocabulary(folder: Path) -> str | None:
+    if any(next(folder.glob(pattern), None) is not None for pattern in _VOCABULARIES):
+        return None
+    return "no tokenizer in it (tokenizer.json or another kind of vocabulary)"

@@ -193,7 +193,11 @@ class Engine:
     def finish(self, row: Row, reason: FinishReason) -> None:
         prompt = len(row.submit.prompt)
         error = "the step failed on purpose" if reason is FinishReason.ERROR else None
-        self.send(Finished(row.submit.id, reason, prompt, 0, row.generated, 0, 0.0, 0.0, error))
+        generated = row.generated
+        computed = prompt if generated else 0
+        self.send(
+            Finished(row.submit.id, reason, prompt, 0, generated, 0, 0.0, 0.0, error, computed)
+        )
 
 
 def main() -> None:

@@ -91,6 +91,11 @@ class Bench:
     draining = False
 
     @property
+    def prefix_cache_bytes(self) -> int:
+        """As a host has it."""
+        return self.gateway.prefix_cache_bytes
+
+    @property
     def kv_bytes(self) -> int:
         """As the engine said."""
         return self.gateway.kv_bytes
@@ -131,6 +136,7 @@ class Bench:
         *,
         generated: int = 0,
         discarded: int = 0,
+        prefilled: int = 0,
         error: str | None = None,
     ) -> None:
         """The engine ends this one."""
@@ -145,6 +151,7 @@ class Bench:
                 prefill_seconds=0.1,
                 decode_seconds=0.2,
                 error=error,
+                prefilled_tokens=prefilled,
             )
         )
 

@@ -46,4 +46,5 @@ def model_folder(parent: Path, name: str = "model") -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"")
+    (folder / "tokenizer.json").write_text("{}")
     return folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from mlxd.operations import (
     ModelStatus,
 )
 from mlxd.plan import Plan
-from mlxd.serving import Served
+from mlxd.serving import Identity, Served
 
 MODEL = ModelStatus(
     id="tiny",
@@ -37,6 +38,7 @@ MODEL = ModelStatus(
     engine=None,
     capabilities=None,
     kv_bytes=1,
+    prefix_cache_bytes=2,
     weight_bytes=2,
     restarts=0,
 )
@@ -78,7 +80,11 @@ class FakeOperations:
         """None."""
         return []
 
-    def resolve(self, name: str) -> Served:
+    def identify(self, name: str) -> Identity:
+        """Never."""
+        raise NotFound(name)
+
+    def using(self, name: str) -> AbstractContextManager[Served]:
         """Never."""
         raise NotFound(name)
 

@@ -11,6 +11,7 @@ from mlxd.config import BatchSettings, PolicySettings
 from mlxd.errors import BadRequest, Draining, EngineFailed, ModelNotReady, QueueFull, TimedOut
 from mlxd.gateway.gateway import LOOKAHEAD, ProtocolError
 from mlxd.gateway.terms import Terms
+from mlxd.operations import LiveRequests
 from mlxd.serving import Outcome
 from mlxd.wire import BatchTuning, Capabilities, FinishReason, Lane, Retune, Started, Submit
 from tests.daemon.fakes import EVERYTHING, Bench, generation, read, terms
@@ -85,7 +86,7 @@ class TestOrder:
         bench.gateway.retune(terms(width=4))
 
         batch = BatchSettings(width=4)
-        tuning = BatchTuning(4, batch.prefill_chunk, batch.prefill_budget)
+        tuning = BatchTuning(4, batch.prefill_chunk, batch.prefill_budget, batch.prefix_cache)
         assert [f for f in bench.sent if isinstance(f, Retune)] == [Retune(tuning)]
         assert bench.submitted() == [0, 1, 2, 3, 4, 5]
         assert bench.cancelled() == []
@@ -119,6 +120,14 @@ class TestLanes:
         assert (ticket.lane, ticket.reason) == (Lane.SERIAL, "cache")
         assert bench.value("mlxd_lane_decisions_total", lane="serial", reason="cache") == 1
 
+    async def test_width_comes_before_the_cache(self, admitted):
+        """With one row and a cache that cannot be batched, the reason is the width."""
+        alone = Capabilities(256, 1024, ["ArraysCache"], "cache", EVERYTHING.batchable)
+        bench = Bench(terms(width=1), alone)
+        (ticket,) = await admitted(bench, "a")
+
+        assert (ticket.lane, ticket.reason) == (Lane.SERIAL, "width")
+
     async def test_rejected_trait_is_named(self):
         """`reject` in the policy is 400 with its own code and the trait; nothing is taken."""
         bench = Bench(terms(PolicySettings(logprobs="reject")))
@@ -129,7 +138,7 @@ class TestLanes:
 
         assert (caught.value.code, caught.value.param) == ("rejected_by_policy", "logprobs")
         assert bench.sent == []
-        assert bench.outcomes() == {"rejected": 1}
+        assert bench.outcomes() == {}
         assert bench.value("mlxd_lane_decisions_total", lane="none", reason="logprobs") == 1
 
 
@@ -145,7 +154,7 @@ class TestQueue:
             assert caught.value.retry_after == 1
 
         assert [ticket.lane for ticket in tickets] == [Lane.SERIAL, Lane.SERIAL]
-        assert bench.outcomes() == {"rejected": 4}
+        assert bench.submitted() == [0, 1]
 
     async def test_rows_that_are_free_are_not_queue(self, admitted):
         """An idle model with no queue at all still takes as many as can run together."""
@@ -258,6 +267,45 @@ class TestEnds:
         assert bench.cancelled() == []
         assert bench.outcomes() == {"stop": 1}
         assert bench.value("mlxd_generated_tokens_total", lane="batch") == 3
+
+    async def test_outcome_is_known_once_the_consumer_has_left(self):
+        """Whoever leaves before the end, unread tokens or not, was cancelled there."""
+        bench = Bench(terms())
+        async with bench.gateway.admit(generation("a")) as ticket:
+            bench.start(ticket)
+            bench.step(ticket, 5, 6)
+
+        assert ticket.outcome == Outcome("cancelled", "length", 3, 0, 2)
+        assert bench.outcomes() == {"cancelled": 1}
+
+    async def test_consumer_with_a_fault_is_an_error_and_no_cancel(self):
+        """An exception that leaves the context is the request's end."""
+        bench = Bench(terms())
+
+        async def consume() -> None:
+            async with bench.gateway.admit(generation("a")):
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await consume()
+
+        assert bench.cancelled() == bench.submitted() == [0]
+        assert bench.outcomes() == {"error": 1}
+
+    async def test_prompt_tokens_are_counted_as_far_as_they_were_computed(self):
+        """A row given up in its prefill counts what was done, and no prefill time."""
+        bench = Bench(terms())
+        async with bench.gateway.admit(generation("a")) as ticket:
+            bench.start(ticket)
+        bench.finish(ticket, FinishReason.CANCELLED, prefilled=2)
+        assert bench.value("mlxd_prompt_tokens_total", source="computed") == 2
+        assert bench.value("mlxd_prefill_seconds_count", lane="batch") == 0
+
+        async with bench.gateway.admit(generation("b")) as ticket:
+            bench.start(ticket)
+            bench.finish(ticket, generated=1, prefilled=3)
+        assert bench.value("mlxd_prompt_tokens_total", source="computed") == 5
+        assert bench.value("mlxd_prefill_seconds_count", lane="batch") == 1
 
     async def test_end_after_the_context_is_refused(self):
         """A request that was accounted for cannot end again."""
@@ -393,6 +441,16 @@ class TestDrain:
                 await read(ticket)
         assert len(bench.submitted()) == 1 + LOOKAHEAD
 
+    async def test_a_row_that_still_leaves_the_engine_is_not_live(self, admitted):
+        """It holds its row until the engine says so; a drain has nothing to wait for."""
+        bench = Bench(terms())
+        (ended, runs, _) = await admitted(bench, *"abc")
+        bench.start(ended, runs)
+        ended.end("stop", 0)
+
+        assert bench.gateway.running(Lane.BATCH) == 2
+        assert bench.gateway.live() == LiveRequests(running=1, waiting=1)
+
     async def test_idle_counts_live_requests_only(self):
         """A drain after cancels that met finishes ends at once."""
         bench = Bench(terms(width=4))
@@ -414,7 +472,7 @@ class TestDrain:
 
 
 def test_terms_of_the_engine_are_a_part_of_all_terms():
-    """The engine learns width, chunk and budget, not the queue or the policy."""
-    agreed = Terms(BatchSettings(width=3, prefill_chunk=32, prefill_budget=64), SEED_SERIAL, 1.0)
+    """The engine learns width, chunk, budget and cache size, not the queue or the policy."""
+    batch = BatchSettings(width=3, prefill_chunk=32, prefill_budget=64, prefix_cache=128)
 
-    assert agreed.tuning == BatchTuning(3, 32, 64)
+    assert Terms(batch, SEED_SERIAL, 1.0).tuning == BatchTuning(3, 32, 64, 128)

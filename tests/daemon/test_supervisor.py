@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,19 @@ from mlxd.config import (
     ServerSettings,
     Settings,
 )
-from mlxd.errors import ConfigError, Conflict, Draining, EngineFailed, ModelNotReady, NotFound
+from mlxd.errors import (
+    BadRequest,
+    ConfigError,
+    Conflict,
+    Draining,
+    EngineFailed,
+    ModelNotReady,
+    NotFound,
+)
 from mlxd.host.fetcher import Fetcher
 from mlxd.host.run import Means
 from mlxd.metrics import Metrics
+from mlxd.serving import Identity, Served
 from mlxd.supervisor import Supervisor
 from mlxd.wire import Lane
 from tests.daemon.fakes import eventually, generation, is_running, read
@@ -137,9 +147,23 @@ async def running(house: House) -> AsyncIterator[Supervisor]:
         await house.stop()
 
 
+def found(supervisor: Supervisor, model: str) -> Served:
+    """What a request finds under this name."""
+    with supervisor.using(model) as served:
+        return served
+
+
+async def late(supervisor: Supervisor, meanwhile: Callable[[], Awaitable[object]]) -> None:
+    """A request to model a that is admitted only after something else has happened."""
+    with supervisor.using("a") as served:
+        await meanwhile()
+        async with served.gateway.admit(generation()):
+            pass
+
+
 async def ask(supervisor: Supervisor, model: str, prompt: str = "hi", **changes: Any) -> list[int]:
     """One whole request."""
-    gateway = supervisor.resolve(model).gateway
+    gateway = found(supervisor, model).gateway
     async with gateway.admit(generation(prompt=list(prompt.encode()), **changes)) as ticket:
         return await read(ticket)
 
@@ -147,7 +171,7 @@ async def ask(supervisor: Supervisor, model: str, prompt: str = "hi", **changes:
 @asynccontextmanager
 async def streaming(supervisor: Supervisor, model: str, prompt: str = "hi"):
     """A request that has its first tokens."""
-    gateway = supervisor.resolve(model).gateway
+    gateway = found(supervisor, model).gateway
     async with gateway.admit(generation(prompt=list(prompt.encode()))) as ticket:
         await anext(aiter(ticket))
         yield ticket
@@ -161,21 +185,55 @@ class TestLife:
         async with running(house) as supervisor:
             assert supervisor.ready()
             assert supervisor.model_ids() == ["a", "b"]
-            assert supervisor.resolve("default").id == "b"
+            assert found(supervisor, "default").id == "b"
             assert house.pid("a") != house.pid("b")
             assert len(await ask(supervisor, "a")) == 100
             with pytest.raises(NotFound):
-                supervisor.resolve("/etc/passwd")
+                found(supervisor, "/etc/passwd")
 
     async def test_engines_have_a_private_lasting_tmpdir(
         self, tmp_path: Path, model: ModelSettings
     ):
         """What MLX compiles for one model is kept for it, and only for it."""
         async with running(House(tmp_path, a=model)):
-            folder = tmp_path / "cache" / "engines" / "a"
+            folder = tmp_path / "cache" / "engines" / "a" / "1"
 
             assert folder.is_dir()
             assert folder.stat().st_mode & 0o077 == 0
+
+    async def test_names_are_known_in_every_state(self, tmp_path: Path, model: ModelSettings):
+        """A model that has failed is still called by its id, also when it is asked by an alias."""
+        failing = loading(model, "fail").model_copy(update={"aliases": ("org/name",)})
+
+        async with running(House(tmp_path, a=failing)) as supervisor:
+            identity = supervisor.identify("org/name")
+
+            assert (identity.id, supervisor.identify("a")) == ("a", identity)
+            assert isinstance(identity, Identity)
+            with pytest.raises(NotFound):
+                supervisor.identify("b")
+
+    async def test_refusals_are_counted_once_whoever_refuses(
+        self, tmp_path: Path, model: ModelSettings
+    ):
+        """In any state, by any check: one domain error on the way to admission, one rejection."""
+        house = House(tmp_path, a=model, bad=loading(model, "fail"))
+
+        def rejected(name: str) -> float | None:
+            labels = {"model": name, "lane": "none", "outcome": "rejected"}
+            return house.registry.get_sample_value("mlxd_requests_total", labels)
+
+        async with running(house) as supervisor:
+            with pytest.raises(ModelNotReady):
+                found(supervisor, "bad")
+            with pytest.raises(BadRequest), supervisor.using("a"):
+                raise BadRequest("too long")
+            with pytest.raises(Draining):
+                await late(supervisor, lambda: supervisor.drain("a", timeout=1, wait=True))
+            with pytest.raises(Draining):
+                found(supervisor, "a")
+
+            assert (rejected("a"), rejected("bad")) == (3, 1)
 
     async def test_not_ready_before_every_model_was(
         self, tmp_path: Path, model: ModelSettings, gate: Path
@@ -189,7 +247,7 @@ class TestLife:
         assert house.supervisor.ready("a")
         assert not house.supervisor.ready("slow")
         with pytest.raises(ModelNotReady) as caught:
-            house.supervisor.resolve("slow")
+            found(house.supervisor, "slow")
         assert caught.value.retry_after is not None
         gate.touch()
         await house.until("slow", "ready")
@@ -213,7 +271,7 @@ class TestLife:
             assert supervisor.ready("good")
             assert not supervisor.ready("bad")
             with pytest.raises(ModelNotReady, match="has failed"):
-                supervisor.resolve("bad")
+                found(supervisor, "bad")
             await ask(supervisor, "good")
 
     async def test_missing_folder_is_a_reason(self, tmp_path: Path):
@@ -233,7 +291,7 @@ class TestLife:
         house = House(tmp_path, a=gated(model, gate), b=gated(model, gate))
 
         async with running(house) as supervisor:
-            gateway = supervisor.resolve("a").gateway
+            gateway = found(supervisor, "a").gateway
             async with (
                 streaming(supervisor, "a") as first,
                 gateway.admit(generation()) as second,
@@ -251,7 +309,7 @@ class TestLife:
                 await read(other)
                 assert other.outcome.name == "length"
             with pytest.raises(ModelNotReady):
-                supervisor.resolve("a")
+                found(supervisor, "a")
 
     async def test_last_words_become_the_reason(self, tmp_path: Path, model: ModelSettings):
         """What the engine printed before it died is in the status."""
@@ -298,7 +356,7 @@ class TestLife:
 
         with capture_logs() as lines:
             async with running(house) as supervisor:
-                gateway = supervisor.resolve("a").gateway
+                gateway = found(supervisor, "a").gateway
                 async with gateway.admit(generation(traits=("penalties",))) as ticket:
                     assert (ticket.lane, ticket.reason) == (Lane.SERIAL, "penalties")
 
@@ -316,7 +374,7 @@ class TestLife:
         house = House(tmp_path, a=model.model_copy(update={"batch": batch}))
 
         async with running(house) as supervisor:
-            gateway = supervisor.resolve("a").gateway
+            gateway = found(supervisor, "a").gateway
 
             async def leave_after(batches: int) -> None:
                 async with gateway.admit(generation()) as ticket:
@@ -342,6 +400,25 @@ class TestLife:
         assert ended == {"cancelled": 200, "length": 4}
 
 
+def temporary_folder(pid: int) -> Path:
+    """TMPDIR of a process."""
+    for pair in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+        name, _, value = pair.partition(b"=")
+        if name == b"TMPDIR":
+            return Path(value.decode())
+    raise AssertionError("it has no TMPDIR")
+
+
+def is_unlocked(folder: Path) -> bool:
+    """Whether no engine has this folder."""
+    with (folder / ".lock").open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
 def sum_of(house: House, name: str) -> float:
     """A gauge over both lanes of model a."""
     return sum(
@@ -362,7 +439,7 @@ class TestDrain:
                 draining = asyncio.create_task(supervisor.drain(None, timeout=5, wait=True))
                 await house.until("a", "draining")
                 with pytest.raises(Draining):
-                    supervisor.resolve("a")
+                    found(supervisor, "a")
                 assert not supervisor.ready()
                 gate.touch()
                 await read(ticket)
@@ -386,6 +463,20 @@ class TestDrain:
             gate.touch()
             await read(ticket)
             assert ticket.outcome.name == "length"
+
+    async def test_drain_does_not_wait_for_rows_that_were_given_up(
+        self, tmp_path: Path, model: ModelSettings
+    ):
+        """What was cancelled a moment ago is not live, though the engine still holds its row."""
+        async with running(House(tmp_path, a=model)) as supervisor:
+            gateway = found(supervisor, "a").gateway
+            async with gateway.admit(generation()) as ticket:
+                await anext(aiter(ticket))
+            # The engine has not been heard since: nothing has waited.
+            report = await supervisor.drain("a", timeout=0, wait=False)
+
+            assert report.state == "drained"
+            assert (report.models["a"].running, report.models["a"].waiting) == (0, 0)
 
     async def test_one_drained_model_leaves_the_others(self, tmp_path: Path, model: ModelSettings):
         """The daemon stays ready as long as a model can serve."""
@@ -434,7 +525,7 @@ class TestDrain:
         house = House(tmp_path, drain_timeout=0.05, a=gated(model, gate))
 
         async with running(house) as supervisor:
-            gateway = supervisor.resolve("a").gateway
+            gateway = found(supervisor, "a").gateway
             async with (
                 streaming(supervisor, "a") as running_one,
                 streaming(supervisor, "a"),
@@ -515,13 +606,13 @@ class TestReload:
 
             assert set(plan.retune) == {"a"}
             assert supervisor.status().models[0].width == 8
-            assert supervisor.resolve("a").sampling.temperature == 0.5
+            assert found(supervisor, "a").sampling.temperature == 0.5
             assert house.pid("a") == pid
             gate.touch()
             await read(ticket)
             assert ticket.outcome.name == "length"
             assert house.in_force[-1] is house.file
-            served = supervisor.resolve("a").gateway
+            served = found(supervisor, "a").gateway
             async with served.admit(generation(traits=("seed",))) as next_one:
                 assert next_one.lane is Lane.SERIAL
 
@@ -538,7 +629,7 @@ class TestReload:
                 assert supervisor.model_ids() == ["b"]
                 assert len(await ask(supervisor, "b")) == 100
                 with pytest.raises(NotFound):
-                    supervisor.resolve("a")
+                    found(supervisor, "a")
                 gate.touch()
                 await read(ticket)
                 assert ticket.outcome.name == "length"
@@ -562,6 +653,76 @@ class TestReload:
             assert len(await ask(supervisor, "a")) == 100
             await read(ticket)
             assert ticket.outcome.name == "drained"
+
+    async def test_replacing_a_model_refuses_nobody_who_has_found_it(
+        self, tmp_path: Path, model: ModelSettings
+    ):
+        """A request whose prompt is still being tokenised gets its place in the old engine."""
+        house = House(tmp_path, a=model)
+
+        async with running(house) as supervisor:
+            old = house.pid("a")
+            with supervisor.using("a") as served:
+                house.write(a=model.model_copy(update={"context": 512}))
+                await supervisor.reload(dry_run=False)
+                assert house.pid("a") != old
+                assert await served.tokenizer.encode("hi")
+                async with served.gateway.admit(generation()) as ticket:
+                    assert len(await read(ticket)) == 100
+            await eventually(lambda: not is_running(old))
+
+    async def test_one_who_never_leaves_holds_a_replaced_model_to_the_deadline(
+        self, tmp_path: Path, model: ModelSettings
+    ):
+        """Then nothing more is admitted, and the old engine goes."""
+        house = House(tmp_path, drain_timeout=0.05, a=model)
+
+        async with running(house) as supervisor:
+            old = house.pid("a")
+
+            async def replace() -> None:
+                house.write(a=model.model_copy(update={"context": 512}))
+                await supervisor.reload(dry_run=False)
+                await eventually(lambda: not is_running(old))
+
+            with pytest.raises(ModelNotReady):
+                await late(supervisor, replace)
+
+    async def test_engines_of_one_model_never_share_a_tmpdir(
+        self, tmp_path: Path, model: ModelSettings, gate: Path
+    ):
+        """While one is replaced there are two; later the first folder is free again."""
+        engines = tmp_path / "cache" / "engines" / "a"
+        house = House(tmp_path, a=gated(model, gate))
+
+        async with running(house) as supervisor:
+            old = house.pid("a")
+            async with streaming(supervisor, "a"):
+                house.write(a=model)
+                await supervisor.reload(dry_run=False)
+                assert temporary_folder(old) == engines / "1"
+                assert temporary_folder(house.pid("a")) == engines / "2"
+            await eventually(lambda: not is_running(old))
+            await eventually(lambda: is_unlocked(engines / "1"))
+            house.write(a=model.model_copy(update={"context": 512}))
+            await supervisor.reload(dry_run=False)
+            assert temporary_folder(house.pid("a")) == engines / "1"
+
+    async def test_second_signal_reaches_models_that_retire(
+        self, tmp_path: Path, model: ModelSettings, gate: Path
+    ):
+        """An engine that only finishes its old requests ends with the others."""
+        house = House(tmp_path, a=gated(model, gate))
+
+        async with running(house) as supervisor, streaming(supervisor, "a") as ticket:
+            old = house.pid("a")
+            house.write(a=model)
+            await supervisor.reload(dry_run=False)
+            supervisor.terminate()
+
+            with pytest.raises(EngineFailed):
+                await read(ticket)
+            await eventually(lambda: not is_running(old))
 
     async def test_model_that_cannot_be_built_undoes_the_whole_reload(
         self, tmp_path: Path, model: ModelSettings

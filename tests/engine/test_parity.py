@@ -8,7 +8,7 @@ import mlx.nn as nn
 import pytest
 
 from mlxd.engine.pool import SMALLEST_CLASS
-from mlxd.wire import FinishReason, Lane
+from mlxd.wire import BatchTuning, FinishReason, Lane
 from tests.engine.tiny import MODELS, WINDOW, Engine, full, loaded, mixed_gemma3, prompt, solo
 
 
@@ -79,5 +79,44 @@ def test_a_pool_that_narrows_keeps_its_rows() -> None:
     prompts = [prompt(10 + number, number) for number in range(8)]
     for number, tokens in enumerate(prompts):
         engine.submit(number, tokens, 120 if number == 7 else 5)
-    engine.run()
+    widest = engine.runner.kv_bytes
+    while not engine.scheduler.idle:
+        widest = max(widest, engine.runner.kv_bytes)
+        engine.step()
+    assert engine.runner.kv_bytes == widest / 8
     assert engine.tokens[7] == solo(model.model, prompts[7], 120)
+
+
+def test_prompts_that_begin_alike_share_state_and_still_equal_solo() -> None:
+    """From the prefix cache, alone or together with others, with the same tokens as without it."""
+    model = loaded(full())
+    engine = Engine(model, prefix_cache=2**20)
+    common = prompt(70, 1)
+    prompts = [common + prompt(10 + number, 2 + number) for number in range(4)]
+    engine.submit(0, prompts[0], 10)
+    engine.run()
+    for number in range(1, 4):  # these three join together
+        engine.submit(number, prompts[number], 10)
+    engine.run()
+    engine.submit(4, prompts[0], 10)  # an exact repetition
+    engine.run()
+    assert engine.finished[0].cached_tokens == 0
+    assert [engine.finished[number].cached_tokens for number in range(1, 4)] == [64, 64, 64]
+    assert engine.finished[4].cached_tokens == 64
+    for number, tokens in enumerate([*prompts, prompts[0]]):
+        assert engine.tokens[number] == solo(model.model, tokens, 10)
+
+
+def test_a_narrower_width_while_rows_run_changes_no_token() -> None:
+    """Rows above the new width finish; their pool narrows along the ladder."""
+    model = loaded(full())
+    engine = Engine(model, width=8)
+    prompts = [prompt(10 + number, number) for number in range(6)]
+    for number, tokens in enumerate(prompts):
+        engine.submit(number, tokens, 20 + 15 * number)
+    for _ in range(10):
+        engine.step()
+    engine.scheduler.retune(BatchTuning(2, 64, 128))
+    engine.run()
+    for number, tokens in enumerate(prompts):
+        assert engine.tokens[number] == solo(model.model, tokens, 20 + 15 * number)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxd.engine.prefill import Chunk
+from mlxd.engine.port import Chunk, SerialSteps
 from mlxd.engine.scheduler import Scheduler
 from mlxd.wire import (
     BatchTuning,
@@ -23,7 +23,6 @@ from mlxd.wire import (
     Started,
     Step,
     Submit,
-    TokenLogprobs,
 )
 
 EOS = 0
@@ -51,22 +50,31 @@ class FakeRunner:
         self.ahead = 1
         self.log: list[tuple[str, list[int]]] = []
         self.script: dict[int, list[int]] = {}
+        self.known: dict[int, int] = {}  # prompt tokens in the prefix cache, by row
         self.prefilled: dict[int, int] = {}
         self.seated: set[int] = set()
         self.given: dict[int, int] = {}
         self.enqueued: deque[list[tuple[int, int]]] = deque()
         self.serial_running = 0
-        self.fail_next: Exception | None = None
+        self.failing: tuple[str, Exception] | None = None  # in which call, and how
+
+    def retune(self, tuning: BatchTuning) -> None:
+        self.width = max(tuning.width, len(self.seated))
+
+    def begin(self, row: int, prompt: Sequence[int]) -> int:
+        known = self.prefilled[row] = min(self.known.get(row, 0), len(prompt) - 1)
+        return known
 
     def prefill(self, chunks: Sequence[Chunk]) -> None:
         hold(not self.serial_running)
-        self._maybe_fail()
+        self._maybe_fail("prefill")
         self.log.append(("prefill", [chunk.row for chunk in chunks]))
         for chunk in chunks:
             hold(chunk.start == self.prefilled.get(chunk.row, 0))
             self.prefilled[chunk.row] = chunk.start + len(chunk.tokens)
 
     def seat(self, row: int, request: Submit) -> None:
+        self._maybe_fail("seat")
         hold(self.prefilled.get(row, 0) == len(request.prompt) - 1)
         hold(row not in self.seated)
         self.seated.add(row)
@@ -74,21 +82,20 @@ class FakeRunner:
 
     def decode(self, rows: Sequence[int]) -> None:
         hold(not self.serial_running)
-        self._maybe_fail()
+        self._maybe_fail("decode")
         hold(set(rows) <= self.seated)
         self.log.append(("decode", list(rows)))
         self.enqueued.append([(row, self._token(row)) for row in rows])
 
     def collect(self) -> list[tuple[int, int]]:
+        self._maybe_fail("collect")
         return self.enqueued.popleft()
 
     def release(self, row: int) -> None:
         self.prefilled.pop(row, None)
         self.seated.discard(row)
 
-    def serial(
-        self, request: Submit, chunk: int
-    ) -> Iterator[tuple[int, TokenLogprobs | None] | None]:
+    def serial(self, request: Submit, chunk: int) -> SerialSteps:
         hold(not self.seated)
         hold(not self.enqueued)
         self.serial_running += 1
@@ -97,7 +104,7 @@ class FakeRunner:
                 yield None
             for _ in range(request.max_tokens):
                 self.log.append(("serial", [request.id]))
-                self._maybe_fail()
+                self._maybe_fail("serial")
                 yield self._token(request.id), None
         finally:
             self.serial_running -= 1
@@ -111,14 +118,18 @@ class FakeRunner:
     def kv_bytes(self) -> int:
         return 100 * len(self.seated)
 
+    @property
+    def prefix_bytes(self) -> int:
+        return 0
+
     def _token(self, row: int) -> int:
         place = self.given[row] = self.given.get(row, 0) + 1
         script = self.script.get(row)
         return script[place - 1] if script and place <= len(script) else place
 
-    def _maybe_fail(self) -> None:
-        if self.fail_next is not None:
-            error, self.fail_next = self.fail_next, None
+    def _maybe_fail(self, call: str) -> None:
+        if self.failing is not None and self.failing[0] == call:
+            error, self.failing = self.failing[1], None
             raise error
 
 
@@ -129,11 +140,12 @@ class Bench:
         self.runner = FakeRunner(width)
         ticks = itertools.count().__next__
         self.scheduler = Scheduler(
-            self.runner, BatchTuning(width, chunk, budget), lambda: float(ticks())
+            self.runner, BatchTuning(width, chunk, budget), budget, lambda: float(ticks())
         )
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, Finished] = {}
         self.started: list[int] = []
+        self.cached: dict[int, int] = {}
 
     def submit(
         self, number: int, *, prompt: int = 4, count: int = 3, lane: Lane = Lane.BATCH
@@ -146,8 +158,9 @@ class Bench:
         for _ in range(times):
             for event in self.scheduler.step():
                 match event:
-                    case Started(row):
+                    case Started(row, cached):
                         self.started.append(row)
+                        self.cached[row] = cached
                     case Step():
                         for token in event.tokens:
                             self.tokens[token.id].append(token.token)
@@ -256,7 +269,7 @@ def test_short_prompts_share_one_prefill_within_the_budget() -> None:
     bench = Bench(width=4, chunk=16, budget=32)
     for number in range(4):
         bench.submit(number, prompt=13)
-    bench.step()
+    bench.step(2)
     assert bench.runner.log[0] == ("prefill", [0, 1])
 
 
@@ -307,7 +320,7 @@ def test_tokens_that_are_ready_are_told_before_a_prefill_call() -> None:
     bench.submit(2, prompt=100)
     calls = len(bench.runner.log)
     seen = len(bench.tokens[1])
-    bench.step()
+    bench.step(2)
     assert len(bench.runner.log) == calls
     assert len(bench.tokens[1]) == seen + 1
     bench.step()
@@ -336,18 +349,92 @@ def test_cancelling_an_unknown_or_finished_request_does_nothing() -> None:
     assert bench.scheduler.idle
 
 
-def test_a_failed_step_fails_the_rows_in_it_and_the_line_goes_on() -> None:
+@pytest.mark.parametrize("call", ["decode", "collect"])
+def test_a_failed_step_fails_the_rows_in_it_and_the_line_goes_on(call: str) -> None:
     """Two that run get an error, the third that waits is served."""
     bench = Bench(width=2)
     for number in (1, 2, 3):
         bench.submit(number, count=6)
     bench.step(4)
-    bench.runner.fail_next = RuntimeError("out of memory")
+    bench.runner.failing = (call, RuntimeError("out of memory"))
     bench.drain()
     for number in (1, 2):
         assert bench.finished[number].reason is FinishReason.ERROR
         assert bench.finished[number].error == "RuntimeError: out of memory"
     assert bench.finished[3].reason is FinishReason.LENGTH
+
+
+def test_a_failed_prefill_fails_its_own_rows_and_no_row_that_decodes() -> None:
+    """A failure belongs to the smallest thing that caused it."""
+    bench = Bench(width=3)
+    bench.submit(1, count=9)
+    bench.step(4)
+    bench.submit(2, prompt=9)
+    bench.runner.failing = ("prefill", RuntimeError("too large"))
+    bench.drain()
+    assert bench.finished[1].reason is FinishReason.LENGTH
+    assert bench.finished[2].reason is FinishReason.ERROR
+    assert bench.finished[2].error == "RuntimeError: too large"
+
+
+def test_a_row_whose_seating_fails_ends_with_an_error() -> None:
+    """It is neither prefilling nor decoding then, and must not be lost."""
+    bench = Bench()
+    bench.submit(1)
+    bench.runner.failing = ("seat", MemoryError("no room"))
+    bench.drain()
+    assert bench.finished[1].reason is FinishReason.ERROR
+
+
+def test_what_the_prefix_cache_holds_is_told_and_not_computed_again() -> None:
+    """The first chunk starts behind it; the account leaves it out."""
+    bench = Bench()
+    bench.runner.known[1] = 12
+    bench.submit(1, prompt=20)
+    bench.drain()
+    assert bench.cached[1] == 12
+    result = bench.finished[1]
+    assert (result.prompt_tokens, result.cached_tokens, result.prefilled_tokens) == (20, 12, 8)
+
+
+def test_a_cancelled_prompt_counts_only_what_was_computed_of_it() -> None:
+    """One chunk of a long prompt, no more."""
+    bench = Bench(chunk=16, budget=16)
+    bench.submit(1, prompt=400)
+    bench.step(2)
+    bench.scheduler.cancel(Cancel(1))
+    bench.drain()
+    assert bench.finished[1].prefilled_tokens == 16
+
+
+def test_started_is_told_before_the_work_that_follows() -> None:
+    """An iteration that admits computes nothing."""
+    bench = Bench()
+    bench.submit(1)
+    bench.step()
+    assert bench.started == [1]
+    assert not bench.runner.log
+
+
+def test_while_rows_decode_prefill_keeps_to_the_measured_pace() -> None:
+    """Alone a prompt gets the whole budget; beside running rows it gets less."""
+    bench = Bench(width=2, chunk=16, budget=32)
+    bench.scheduler.pace = 8
+    bench.submit(1, prompt=17, count=30)
+    bench.step(4)
+    assert bench.runner.prefilled[1] == 16
+    bench.submit(2, prompt=40)
+    bench.step(3)
+    assert bench.runner.prefilled[2] == 8
+
+
+def test_the_serial_lane_counts_the_token_that_its_generator_computed_ahead() -> None:
+    """mlx-lm's generator has always one more on its way."""
+    bench = Bench()
+    bench.submit(1, lane=Lane.SERIAL, count=3)
+    bench.drain()
+    assert bench.finished[1].generated_tokens == 3
+    assert bench.finished[1].discarded_tokens == 1
 
 
 def test_a_failure_in_the_serial_lane_fails_that_request_alone() -> None:
@@ -356,7 +443,7 @@ def test_a_failure_in_the_serial_lane_fails_that_request_alone() -> None:
     bench.submit(1, lane=Lane.SERIAL, count=5)
     bench.submit(2)
     bench.step(2)
-    bench.runner.fail_next = ValueError("no")
+    bench.runner.failing = ("serial", ValueError("no"))
     bench.drain()
     assert bench.finished[1].reason is FinishReason.ERROR
     assert bench.finished[2].reason is FinishReason.LENGTH
@@ -387,7 +474,9 @@ ACTIONS = st.lists(
         ),
         st.tuples(st.just("cancel"), st.integers(0, 30)),
         st.tuples(st.just("step"), st.integers(1, 4)),
-        st.tuples(st.just("fail")),
+        st.tuples(
+            st.just("fail"), st.sampled_from(["prefill", "seat", "decode", "collect", "serial"])
+        ),
         st.tuples(st.just("retune"), st.integers(1, 4)),
     ),
     max_size=60,
@@ -411,8 +500,8 @@ def test_any_interleaving_ends_every_request_once_and_leaks_nothing(
                 bench.scheduler.cancel(Cancel(number))
             case ("step", times):
                 bench.step(times)
-            case ("fail",):
-                bench.runner.fail_next = RuntimeError("injected")
+            case ("fail", call):
+                bench.runner.failing = (call, RuntimeError("injected"))
             case ("retune", width):
                 bench.scheduler.retune(BatchTuning(width, 16, 24))
     bench.drain()

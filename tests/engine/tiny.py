@@ -210,7 +210,9 @@ def loaded(model: nn.Module, context: int = 4096, seed: int = 0) -> LoadedModel:
     caches = make_prompt_cache(model)
     mx.eval(model(mx.array([[0, 0]]), cache=caches))
     names = sorted({type(cache).__name__ for cache in caches})
-    return LoadedModel(model, VOCAB, context, names, layout_of(caches), 0, 0.0)
+    return LoadedModel(
+        model, VOCAB, context, names, layout_of(caches), mx.float32, weight_bytes=0, seconds=0.0
+    )
 
 
 def prompt(length: int, seed: int) -> list[int]:
@@ -230,11 +232,13 @@ def solo(model: nn.Module, tokens: Sequence[int], count: int) -> list[int]:
 class Engine:
     """A scheduler over a real runner, driven step by step; no clock, no process."""
 
-    def __init__(self, model: LoadedModel, *, width: int = 4, chunk: int = 64) -> None:
-        self.runner = Runner(model, width)
+    def __init__(
+        self, model: LoadedModel, *, width: int = 4, chunk: int = 64, prefix_cache: int = 0
+    ) -> None:
         clock = itertools.count().__next__
-        tuning = BatchTuning(width, chunk, 2 * chunk)
-        self.scheduler = Scheduler(self.runner, tuning, lambda: float(clock()))
+        tuning = BatchTuning(width, chunk, 2 * chunk, prefix_cache)
+        self.runner = Runner(model, tuning)
+        self.scheduler = Scheduler(self.runner, tuning, 2 * chunk, lambda: float(clock()))
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, Finished] = {}
 

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from mlxd.config import ServerSettings
-from mlxd.errors import MlxdError, NotFound
+from mlxd.errors import Draining, MlxdError, NotFound
 from mlxd.http.app import make_app, make_runner
-from mlxd.serving import Generation, Outcome, SamplingDefaults, Served
+from mlxd.serving import Generation, Identity, Outcome, SamplingDefaults, Served
 from mlxd.text.tokenizer import Tokenizer
 from mlxd.wire import Capabilities, Lane, Token, TokenLogprobs
 
 MODEL = "starter"
 VOCAB = 49152
 CONTEXT = 8192
+CREATED = 1_700_000_000
 
 #: Yields batches of tokens as an engine would, and may raise.
 Script = Callable[[Generation], AsyncGenerator[list[int], None]]
@@ -36,15 +37,29 @@ class FakeTicket:
     reason: str = "none"
     sent: int = 0
     stopped_at: int | None = None
+    ended: str | None = None  # other than by limit, stop string or end of sequence
     left: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def __aiter__(self) -> AsyncIterator[list[Token]]:
-        async for batch in self.script(self.generation):
+        self.ended = "cancelled"
+        async for batch in self._batches():
             allowed = batch[: self.generation.max_tokens - self.sent]
             self.sent += len(allowed)
             yield [self._token(token) for token in allowed]
             if self.stopped_at is not None or self.sent == self.generation.max_tokens:
-                return
+                break
+        self.ended = None
+
+    async def _batches(self) -> AsyncIterator[list[int]]:
+        try:
+            async for batch in self.script(self.generation):
+                yield batch
+        except Draining:
+            self.ended = "drained"
+            raise
+        except Exception:
+            self.ended = "error"
+            raise
 
     def _token(self, token: int) -> Token:
         wanted = self.generation.sampling.logprobs
@@ -61,6 +76,8 @@ class FakeTicket:
     @property
     def outcome(self) -> Outcome:
         """How the script, the limit or the stop ended it."""
+        if self.ended is not None and self.stopped_at is None:
+            return Outcome(self.ended, "length", len(self.generation.prompt), 3, self.sent)
         limited = self.sent == self.generation.max_tokens
         finish = "length" if limited else self.finish
         count = self.sent + (finish == "stop")  # the end of sequence counts too
@@ -110,25 +127,33 @@ class FakeDirectory:
 
     served: Served
     not_ready: dict[str, MlxdError] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=lambda: {"default": MODEL})
     is_ready: bool = True
 
     def model_ids(self) -> Sequence[str]:
         """The one that serves first."""
         return [self.served.id, *self.not_ready]
 
-    def resolve(self, name: str) -> Served:
-        """By id or as `default`."""
-        if name in self.not_ready:
-            raise self.not_ready[name]
-        if name not in {self.served.id, "default"}:
+    def identify(self, name: str) -> Identity:
+        """By id or as an alias."""
+        name = self.aliases.get(name, name)
+        if name not in self.model_ids():
             raise NotFound(f"no model {name!r}", param="model", code="model_not_found")
-        return self.served
+        return Identity(name, CREATED)
+
+    @contextmanager
+    def using(self, name: str) -> Iterator[Served]:
+        """The one that serves, or the failure of the one that does not."""
+        found = self.identify(name).id
+        if found in self.not_ready:
+            raise self.not_ready[found]
+        yield self.served
 
     def ready(self, name: str | None = None) -> bool:
         """As told by the test, or whether this model serves."""
         if name is None:
             return self.is_ready
-        return name not in self.not_ready and self.resolve(name) is self.served
+        return self.identify(name).id == self.served.id
 
 
 def directory(
@@ -138,7 +163,6 @@ def directory(
     return FakeDirectory(
         Served(
             id=MODEL,
-            created=1_700_000_000,
             capabilities=Capabilities(
                 vocab_size=VOCAB,
                 context=CONTEXT,

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter
 from structlog.testing import capture_logs
 
 from mlxd.config import ServerSettings
-from mlxd.errors import ModelNotReady
+from mlxd.errors import BadRequest, Draining, EngineFailed, MlxdError, ModelNotReady, QueueFull
 from mlxd.text.tokenizer import Tokenizer
 from tests.http.fakes import MODEL, FakeDirectory, FakeGateway, directory, says, serving
 
@@ -29,11 +29,18 @@ async def broken(_: web.Request) -> web.Response:
     raise ZeroDivisionError("secret")
 
 
+async def post(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> None:
+    """Ask for a completion and read whatever comes."""
+    async with http.post(f"{url}/v1/completions", json=body) as response:
+        await response.read()
+
+
 @pytest.fixture
 async def models(tokenizer: Tokenizer) -> FakeDirectory:
     """One model that says hi, and one that still loads."""
     found = directory(tokenizer, FakeGateway(says(await tokenizer.encode("hi"))))
     found.not_ready["loading"] = ModelNotReady("it loads", retry_after=5)
+    found.aliases["org/soon"] = "loading"
     return found
 
 
@@ -220,9 +227,11 @@ async def test_metrics_are_those_of_the_registry(
 async def test_models_that_do_not_serve_yet_are_listed(
     url: str, http: aiohttp.ClientSession
 ) -> None:
-    """They are configured; asking one is 503 with Retry-After."""
+    """By their ids, aliases with slashes too; asking one is 503 with Retry-After."""
     async with http.get(f"{url}/v1/models") as response:
         assert [each["id"] for each in (await response.json())["data"]] == [MODEL, "loading"]
+    async with http.get(f"{url}/v1/models/org/soon") as response:
+        assert (await response.json())["id"] == "loading"
     async with http.post(f"{url}/v1/completions", json=BODY | {"model": "loading"}) as response:
         assert (response.status, response.headers["retry-after"]) == (503, "5")
 
@@ -271,3 +280,44 @@ async def test_a_client_that_leaves_is_no_error_in_the_log(
     assert [(line["log_level"], line["outcome"], line["status"]) for line in lines] == [
         ("info", "cancelled", None)
     ]
+    assert (lines[0]["prompt_tokens"], lines[0]["completion_tokens"]) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    "error", [QueueFull("256 wait"), Draining("it drains"), BadRequest("no such trait")]
+)
+async def test_refusals_are_rejected_in_the_log_whatever_their_status(
+    tokenizer: Tokenizer, http: aiohttp.ClientSession, error: MlxdError
+) -> None:
+    """As in the metric; the line names the model that refused."""
+    gateway = FakeGateway(says([]), refuse=error)
+    with capture_logs() as lines:
+        async with serving(directory(tokenizer, gateway)) as url:
+            for stream in (False, True):
+                await post(http, url, BODY | {"stream": stream})
+    assert [(line["outcome"], line["error"], line["model"]) for line in lines] == [
+        ("rejected", error.code, MODEL)
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"), [(Draining("the deadline came"), "drained"), (EngineFailed("x"), "error")]
+)
+async def test_an_admitted_request_has_its_own_outcome_in_the_log(
+    tokenizer: Tokenizer, http: aiohttp.ClientSession, error: MlxdError, outcome: str
+) -> None:
+    """Its ticket's, whatever the answer's status; with the tokens that it got that far."""
+    (token,) = await tokenizer.encode("hi")
+
+    async def cut(_: object) -> AsyncIterator[list[int]]:
+        yield [token]
+        raise error
+
+    gateway = FakeGateway(cut)  # type: ignore[arg-type]
+    with capture_logs() as lines:
+        async with serving(directory(tokenizer, gateway)) as url:
+            for stream in (False, True):
+                await post(http, url, BODY | {"stream": stream})
+    told = [(line["outcome"], line["error"], line["completion_tokens"]) for line in lines]
+    assert told == [(outcome, error.code, 1)] * 2
+    assert [line["status"] for line in lines] == [503, 200]

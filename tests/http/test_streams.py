@@ -216,4 +216,5 @@ async def test_a_reader_that_never_reads_holds_nobody_and_is_cut_off(
                 assert (await events(other))[-1] == "[DONE]"
             lines.news.clear()
             await asyncio.wait_for(lines.news.wait(), 20)
-            assert lines.kept[-1]["outcome"] == "cancelled"
+            # As in the metric: its row had come to its own end, only nobody read.
+            assert (lines.kept[-1]["outcome"], lines.kept[-1]["status"]) == ("length", None)

@@ -75,6 +75,8 @@ def test_values_out_of_range_are_refused_by_name(
         ("response_format", "text"),
         ("tools", {"type": "function"}),
         ("tools", [5]),
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("functions", [{"name": "f"}]),
         ("chat_template_kwargs", {"chat_template": "{{ 1 }}"}),
         ("chat_template_kwargs", {"tokenize": False}),
         ("messages", "hi"),

@@ -1,0 +1,69 @@
+"""The port between deciding and doing: what the scheduler asks of a runner."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from mlxd.wire import BatchTuning, Submit, TokenLogprobs
+
+#: What the serial lane yields: None after a prefill chunk, then tokens.
+SerialSteps = Generator[tuple[int, TokenLogprobs | None] | None, None, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens of one row's prompt, from position `start` on. Chunks come in order, without gaps."""
+
+    row: int
+    tokens: Sequence[int]
+    start: int
+    last: bool  # no chunk follows
+
+
+class Runner(Protocol):
+    """What the scheduler can do. `mlxd.engine.runner.Runner` does it with MLX."""
+
+    #: Steps to enqueue beyond the one being read; 0 where enqueuing itself waits.
+    ahead: int
+
+    def retune(self, tuning: BatchTuning) -> None:
+        """Take new limits; rows that run stay, also above a smaller width."""
+
+    def begin(self, row: int, prompt: Sequence[int]) -> int:
+        """Take what the prefix cache holds of a prompt; its first chunk starts behind that."""
+        ...
+
+    def prefill(self, chunks: Sequence[Chunk]) -> None:
+        """Enqueue these chunks of different rows. Failing, it leaves other rows as they were."""
+
+    def seat(self, row: int, request: Submit) -> None:
+        """Give a fully prefilled row its slot; it decodes from the next step on."""
+
+    def decode(self, rows: Sequence[int]) -> None:
+        """Enqueue one step of these seated rows."""
+
+    def collect(self) -> list[tuple[int, int]]:
+        """Wait for the oldest enqueued step: (row, token), rows released since included."""
+        ...
+
+    def release(self, row: int) -> None:
+        """Drop a row's state and slot, in whatever phase it is."""
+
+    def serial(self, request: Submit, chunk: int) -> SerialSteps:
+        """Run one request alone, while no row is seated."""
+        ...
+
+    def reset(self) -> None:
+        """Drop everything after a failure."""
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of all rows' state."""
+        ...
+
+    @property
+    def prefix_bytes(self) -> int:
+        """Bytes of the prefix cache."""
+        ...

@@ -1,0 +1,82 @@
+"""Warm-up finds out what the engine can do with a model, and how fast."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+from mlx import nn
+from mlx_lm.models import mamba
+from mlx_lm.models.cache import KVCache
+
+from mlxd.engine import warmup
+from mlxd.engine.loading import LoadedModel
+from mlxd.engine.runner import Runner
+from mlxd.wire import BatchTuning, Lane
+from tests.engine.tiny import VOCAB, Engine, full, loaded, prompt, solo
+
+TUNING = BatchTuning(2, 32, 64)
+
+
+def recurrent() -> nn.Module:
+    """A model whose state is no attention cache."""
+    return mamba.Model(
+        mamba.ModelArgs(
+            model_type="mamba",
+            vocab_size=VOCAB,
+            hidden_size=32,
+            intermediate_size=32,
+            state_size=8,
+            num_hidden_layers=2,
+            conv_kernel=4,
+            use_bias=False,
+            use_conv_bias=True,
+            time_step_rank=4,
+        )
+    )
+
+
+class Curious(nn.Module):
+    """A model that reads its cache's offset as a number, which slots have none of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = full()
+        self.layers = self.inner.layers
+
+    def __call__(self, inputs: mx.array, cache: list[KVCache]) -> mx.array:
+        """Look, then compute."""
+        if int(cache[0].offset) > 10_000:
+            raise ValueError("too long")
+        logits: mx.array = self.inner(inputs, cache=cache)
+        return logits
+
+
+def warmed(model: LoadedModel, tuning: BatchTuning = TUNING) -> warmup.WarmedUp:
+    """Run warm-up on a runner of its own."""
+    return warmup.run(Runner(model, tuning), model, tuning)
+
+
+def test_a_model_of_full_attention_runs_in_the_batch_lane() -> None:
+    """Nothing forces it into the serial one."""
+    found = warmed(loaded(full()))
+    assert found.capabilities.serial_only is None
+    assert found.capabilities.vocab_size == VOCAB
+    assert found.pace >= warmup.SMALLEST_PACE
+
+
+def test_a_cache_class_without_slots_goes_serial_with_reason_cache_and_is_served_there() -> None:
+    """Recurrent state has no slot class yet."""
+    model = loaded(recurrent())
+    assert model.layout is None
+    assert warmed(model).capabilities.serial_only == "cache"
+    engine = Engine(model)
+    tokens = prompt(30, 1)
+    engine.submit(0, tokens, 12, lane=Lane.SERIAL)
+    engine.run()
+    assert engine.tokens[0] == solo(model.model, tokens, 12)
+
+
+def test_a_model_that_looks_into_its_cache_goes_serial_also_at_width_one() -> None:
+    """It is found out at load, so that a wider batch by reload cannot break it."""
+    model = loaded(Curious())
+    assert warmed(model).capabilities.serial_only == "cache"
+    assert warmed(model, BatchTuning(1, 32, 64)).capabilities.serial_only == "cache"
