@@ -1,11 +1,12 @@
 """Acts for the scheduler: prefill, the pools and their compiled step, the serial lane.
 
-Everything is enqueued asynchronously; only `collect` waits. One step is
-enqueued ahead of the one being read.
+Everything is enqueued asynchronously; only `collect` waits, and a prefill for
+the one before it.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -125,10 +126,20 @@ class Runner:
             pool.feed(slot, mx.array(request.prompt[-1], mx.uint32))
         else:
             pool.join(slot, state.caches, state.row, state.length, request.prompt[-1])
-            if self._prefixes is not None:
-                self._prefixes.store(request.prompt[: state.length], state.caches, state.row)
+            self._remember(request.prompt[: state.length], state)
         sampler = RowSampler.of(request.sampling, self._vocab_size)
         self._seats[row] = Seat(pool, slot, length - 1, sampler)
+
+    def _remember(self, tokens: Sequence[int], state: Prefilled) -> None:
+        """Put a prompt's state into the prefix cache; a cache that fails is given up."""
+        if self._prefixes is None:
+            return
+        try:
+            self._prefixes.store(tokens, state.caches, state.row)
+        except (RuntimeError, ValueError, MemoryError) as error:
+            # The row has all that it needs: its request must not pay for this.
+            print(f"the prefix cache is off from now on: {error!r}", file=sys.stderr)  # noqa: T201
+            self._prefixes = None
 
     def release(self, row: int) -> None:
         """Forget a row in whatever phase it is; its tokens on the way are dropped."""

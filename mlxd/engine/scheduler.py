@@ -11,10 +11,12 @@ the gateway's; it is never changed here.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from mlxd.engine.pace import SMALLEST, Pace
 from mlxd.engine.port import Chunk, Runner, SerialSteps
 from mlxd.engine.rows import Row, ended_waiting
 from mlxd.wire import (
@@ -37,13 +39,13 @@ class Scheduler:
     """Owner of all rows of one engine.
 
     Args:
-        pace: prompt tokens per iteration while rows decode, as far as the budget allows.
+        pace: what an iteration may prefill while rows decode.
         clock: stamps timings and decides nothing.
     """
 
     runner: Runner
     tuning: BatchTuning
-    pace: int
+    pace: Pace
     clock: Callable[[], float]
     _waiting: deque[Submit] = field(default_factory=deque)
     _prefilling: list[Row] = field(default_factory=list)
@@ -180,26 +182,27 @@ class Scheduler:
             row.decoding_since = self.clock()
 
     def _plan_prefill(self) -> list[tuple[Row, Chunk]]:
-        """At most one chunk per row, in order, within the budget.
+        """At most one chunk per row, in order, within the budget and the pace.
 
-        A prompt that fits in one chunk is not cut to use up what is left of the
-        budget: whole ones can be computed together.
+        A prompt that fits in one chunk is not cut to use up what is left of them:
+        whole ones can be computed together.
         """
         budget = self.tuning.prefill_budget
-        if self._decoding:
-            budget = min(budget, self.pace)
+        seconds = self.pace.limit if self._decoding else math.inf
         planned: list[tuple[Row, Chunk]] = []
         for row in self._prefilling:
+            start = row.prefilled
             size = min(row.to_prefill, self.tuning.prefill_chunk)
             if size == 0:
                 continue
-            if planned and size > budget:
+            fitting = self.pace.fitting(start, seconds, min(size, max(budget, 0)))
+            if planned and fitting < size:
                 break
-            size = min(size, budget)
-            start = row.prefilled
+            size = min(size, max(fitting, SMALLEST))
             tokens = row.request.prompt[start : start + size]
             planned.append((row, Chunk(row.id, tokens, start, last=size == row.to_prefill)))
             budget -= size
+            seconds -= self.pace.cost(start, size)
         return planned
 
     def _collect(self, *, leave: int) -> None:

@@ -7,13 +7,17 @@ a step is traced; and how long steps and prefill take on this machine.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from dataclasses import dataclass
 
 import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
 
+from mlxd.engine import prefill
 from mlxd.engine.loading import BATCHABLE, LoadedModel
+from mlxd.engine.pace import Pace
 from mlxd.engine.pool import SMALLEST_COLUMNS, rungs
 from mlxd.engine.port import Chunk
 from mlxd.engine.runner import Runner
@@ -25,7 +29,10 @@ REASON_CACHE = "cache"
 #: While rows decode, an iteration's prefill may take this many times as long as its
 #: step: the gap between two tokens stays below 4 times the quiet one.
 PREFILL_PER_STEP = 2.5
-SMALLEST_PACE = 32
+#: A chunk of this many tokens is prefilled at the start of a context and behind so many
+#: others, to find out what a token costs and what the others add. The best of a few
+#: passes counts: what else the machine does can only slow them.
+PACE_TOKENS, PACE_DEPTH, PACE_PASSES = 96, 1024, 2
 #: Context lengths, as counts of the smallest columns, that most requests live in.
 WARM_COLUMNS = range(1, 5)
 
@@ -46,7 +53,7 @@ class WarmedUp:
     """What warm-up found, and how long it took."""
 
     capabilities: Capabilities
-    pace: int  # prompt tokens that an iteration may prefill while rows decode
+    pace: Pace
     seconds: float
 
 
@@ -59,13 +66,14 @@ def run(runner: Runner, loaded: LoadedModel, tuning: BatchTuning) -> WarmedUp:
     began = time.perf_counter()
     mx.eval(mx.compile(lambda x: mx.exp(x) * x + 1)(mx.ones(4)))
     serial_only = REASON_CACHE if loaded.layout is None or not _can_step(runner) else None
-    pace = tuning.prefill_budget
+    pace = Pace(limit=math.inf, token=0.0, pair=0.0)
     if serial_only is None:
         lengths = [SMALLEST_COLUMNS * count - 1 for count in WARM_COLUMNS]
         for width in rungs(tuning.width):
             for length in lengths:
                 _step(runner, width, length)
-        pace = _pace(runner, tuning, _step(runner, tuning.width, lengths[-1]))
+        quiet = min(_step(runner, tuning.width, lengths[-1]) for _ in range(PACE_PASSES))
+        pace = _pace(loaded, quiet)
     for width in rungs(tuning.width):
         _sample(loaded, width)
     capabilities = Capabilities(
@@ -108,23 +116,33 @@ def _step(runner: Runner, width: int, length: int) -> float:
     return seconds
 
 
-def _pace(runner: Runner, tuning: BatchTuning, step: float) -> int:
-    """Prompt tokens whose prefill takes PREFILL_PER_STEP times as long as a step."""
-    tokens = min(tuning.prefill_chunk, tuning.prefill_budget)
-    seconds = _prefill(runner, tokens)
-    fitting = int(tokens * PREFILL_PER_STEP * step / seconds)
-    return max(SMALLEST_PACE, min(fitting, tuning.prefill_budget))
+def _pace(loaded: LoadedModel, step: float) -> Pace:
+    """What prefill costs here, and how much of it goes with a step of this many seconds."""
+    size = min(PACE_TOKENS, loaded.context // 4)
+    depth = min(PACE_DEPTH, loaded.context // 2)
+    first = min(_chunk_seconds(loaded, size, 0) for _ in range(1 + PACE_PASSES))
+    later = min(_chunk_seconds(loaded, size, depth) for _ in range(PACE_PASSES))
+    pair = max(0.0, later - first) / (size * depth)
+    token = max(first / size - pair * size / 2, 1e-9)
+    return Pace(PREFILL_PER_STEP * step, token, pair)
 
 
-def _prefill(runner: Runner, tokens: int) -> float:
-    """Seconds that one chunk takes, the second of two measured."""
-    for _ in range(2):
-        began = time.perf_counter()
-        runner.prefill([Chunk(0, [0] * tokens, 0, last=True)])
-        runner.prefill([])  # waits for the one before
-        seconds = time.perf_counter() - began
-        runner.release(0)
-    return seconds
+def _chunk_seconds(loaded: LoadedModel, size: int, depth: int) -> float:
+    """Seconds to prefill `size` tokens behind a blank context of `depth` tokens.
+
+    Windows are left empty: what they add is bounded, and small beside full attention.
+    """
+    caches = make_prompt_cache(loaded.model)
+    for cache, spec in zip(caches, loaded.layout or [], strict=True):
+        if depth and spec.window is None:
+            keys = mx.zeros((1, spec.heads, depth, spec.key_dim), spec.dtype)
+            values = mx.zeros((1, spec.heads, depth, spec.value_dim), spec.dtype)
+            cache.state = (keys, values, depth)
+    mx.eval(prefill.arrays_of(caches))
+    began = time.perf_counter()
+    prefill.run(loaded.model, [Chunk(0, [0] * size, depth, last=True)], caches)
+    mx.eval(prefill.arrays_of(caches))
+    return time.perf_counter() - began
 
 
 def _sample(loaded: LoadedModel, width: int) -> None:

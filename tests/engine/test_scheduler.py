@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlxd.engine.pace import SMALLEST, Pace
 from mlxd.engine.port import Chunk, SerialSteps
 from mlxd.engine.scheduler import Scheduler
 from mlxd.wire import (
@@ -26,6 +27,7 @@ from mlxd.wire import (
 )
 
 EOS = 0
+FREE = Pace(limit=1.0, token=0.0, pair=0.0)
 
 
 class RuleBroken(BaseException):
@@ -136,11 +138,13 @@ class FakeRunner:
 class Bench:
     """A scheduler over the fake, with the events it gave."""
 
-    def __init__(self, width: int = 2, chunk: int = 16, budget: int = 32) -> None:
+    def __init__(
+        self, width: int = 2, chunk: int = 16, budget: int = 32, pace: Pace = FREE
+    ) -> None:
         self.runner = FakeRunner(width)
         ticks = itertools.count().__next__
         self.scheduler = Scheduler(
-            self.runner, BatchTuning(width, chunk, budget), budget, lambda: float(ticks())
+            self.runner, BatchTuning(width, chunk, budget), pace, lambda: float(ticks())
         )
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, Finished] = {}
@@ -418,14 +422,32 @@ def test_started_is_told_before_the_work_that_follows() -> None:
 
 def test_while_rows_decode_prefill_keeps_to_the_measured_pace() -> None:
     """Alone a prompt gets the whole budget; beside running rows it gets less."""
-    bench = Bench(width=2, chunk=16, budget=32)
-    bench.scheduler.pace = 8
-    bench.submit(1, prompt=17, count=30)
-    bench.step(4)
-    assert bench.runner.prefilled[1] == 16
-    bench.submit(2, prompt=40)
+    bench = Bench(width=2, chunk=64, budget=128, pace=Pace(limit=1.0, token=1 / 32, pair=0.0))
+    bench.submit(1, prompt=61, count=30)
+    bench.step(2)
+    assert bench.runner.log[0] == ("prefill", [1])
+    assert bench.runner.prefilled[1] == 60
+    bench.submit(2, prompt=100)
     bench.step(3)
-    assert bench.runner.prefilled[2] == 8
+    assert bench.runner.prefilled[2] == 32
+
+
+def test_the_pace_slows_down_as_a_prompt_grows_and_never_stops() -> None:
+    """Attention makes each token dearer; a smallest piece always goes."""
+    pace = Pace(limit=1.0, token=1 / 128, pair=1 / 4096)
+    bench = Bench(width=2, chunk=64, budget=128, pace=pace)
+    bench.submit(1, count=400)
+    bench.step(3)
+    bench.submit(2, prompt=600)
+    sizes = []
+    while 2 not in bench.finished:
+        before = bench.runner.prefilled.get(2, 0)
+        bench.step()
+        if bench.runner.prefilled.get(2, 0) > before:
+            sizes.append(bench.runner.prefilled[2] - before)
+    assert sizes[0] == 64
+    assert sizes[:-1] == sorted(sizes[:-1], reverse=True)
+    assert sizes[-2] == SMALLEST
 
 
 def test_the_serial_lane_counts_the_token_that_its_generator_computed_ahead() -> None:

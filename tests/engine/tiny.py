@@ -14,6 +14,7 @@ from mlx_lm.models import cohere2, exaone4, gemma3_text, gpt_oss, llama, olmo3, 
 from mlx_lm.models.cache import make_prompt_cache
 
 from mlxd.engine.loading import LoadedModel
+from mlxd.engine.pace import Pace
 from mlxd.engine.runner import Runner
 from mlxd.engine.scheduler import Scheduler
 from mlxd.engine.slots import layout_of
@@ -21,6 +22,7 @@ from mlxd.wire import BatchTuning, Finished, Lane, Sampling, Step, Submit
 
 VOCAB = 97
 WINDOW = 16
+FREE = Pace(limit=1.0, token=0.0, pair=0.0)  # prefill costs nothing
 GREEDY = Sampling(seed=0, temperature=0.0)
 
 
@@ -238,7 +240,7 @@ class Engine:
         clock = itertools.count().__next__
         tuning = BatchTuning(width, chunk, 2 * chunk, prefix_cache)
         self.runner = Runner(model, tuning)
-        self.scheduler = Scheduler(self.runner, tuning, 2 * chunk, lambda: float(clock()))
+        self.scheduler = Scheduler(self.runner, tuning, FREE, lambda: float(clock()))
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, Finished] = {}
 
