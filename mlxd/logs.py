@@ -41,6 +41,9 @@ def configure(settings: LogSettings, stream: TextIO) -> None:
             ],
         )
     )
+    # aiohttp logs each request that it cannot parse as an error with a traceback, which lets
+    # any client fill the log; the middleware logs whatever reaches a handler.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(settings.level.upper())

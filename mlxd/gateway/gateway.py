@@ -79,6 +79,7 @@ class Gateway:
         """See `serving.Gateway`; the place is given back when the context exits."""
         ticket = self._accept(generation)
         try:
+            self._hand_out()
             yield ticket
         except Exception:
             self._end(ticket, endings.failed("its answer could not be made", ticket.received))
@@ -97,7 +98,6 @@ class Gateway:
         self._live.take()
         self._undelivered.take()
         self._line.push(ticket)
-        self._hand_out()
         return ticket
 
     def _check_open(self) -> None:
@@ -274,8 +274,8 @@ class Gateway:
         for _ in range(min(room - (len(self._rows) - running), len(self._line))):
             ticket = self._line.pop()
             ticket.place = Place.SENT
-            self._rows[ticket.id] = ticket
             self._send(ticket.submission())
+            self._rows[ticket.id] = ticket
 
     def _retry_after(self, lane: Lane, queued: int) -> int:
         abreast = self._terms.batch.width if lane is Lane.BATCH else 1

@@ -263,8 +263,9 @@ class Host:
                 await run.serve(gateway)
             except (BrokenFrame, ProtocolError) as error:
                 reason = f"its engine speaks nonsense: {error}"
-            # Nobody waits for the process to be gone as well.
-            gateway.lost(reason)
+            finally:
+                # Whatever ended it, nobody waits for the process to be gone as well.
+                gateway.lost(reason)
             if self._stage is State.READY:
                 self._fail(reason)
                 self.reason = await run.post_mortem()

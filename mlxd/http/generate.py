@@ -99,6 +99,7 @@ async def _prepare(request: TextRequest, served: Served, request_id: str) -> Cal
     """
     capabilities = served.capabilities
     sampling = resolve_sampling(request.sampling, served.sampling, capabilities)
+    _check_length(request.prompt, served)
     prompt = await _tokens(request.prompt, served.tokenizer)
     _check_prompt(prompt, request.prompt.param, capabilities)
     generation = Generation(
@@ -210,6 +211,20 @@ async def _tokens(
             return await tokenizer.encode(prompt.text)
         case TokenPrompt():
             return prompt.tokens
+
+
+def _check_length(prompt: ChatPrompt | TextPrompt | TokenPrompt, served: Served) -> None:
+    """Refuse text that cannot fit before it keeps the tokenizer from everybody else."""
+    if isinstance(prompt, TokenPrompt):
+        return
+    context = served.capabilities.context
+    if prompt.characters > context * served.tokenizer.longest:
+        raise BadRequest(
+            f"{prompt.param} has {prompt.characters} characters, too many for this model's "
+            f"context of {context} tokens",
+            param=prompt.param,
+            code="context_length_exceeded",
+        )
 
 
 def _check_prompt(prompt: Sequence[int], param: str, capabilities: Capabilities) -> None:

@@ -8,6 +8,7 @@ import uuid
 
 import structlog
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from mlxd.errors import MlxdError
@@ -52,6 +53,9 @@ async def _answer(request: web.Request, handler: Handler, record: Record) -> web
         return await handler(request)
     except (MlxdError, web.HTTPError) as error:
         record.facts["error"] = error.code if isinstance(error, MlxdError) else error.reason
+        response = error_response(error)
+    except (web.RequestPayloadError, HttpProcessingError) as error:  # a body that is not as told
+        record.facts["error"] = type(error).__name__
         response = error_response(error)
     except ConnectionError:
         raise

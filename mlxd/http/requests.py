@@ -15,6 +15,12 @@ class ChatPrompt:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     param: str = "messages"
 
+    @property
+    def characters(self) -> int:
+        """Length of the text that the template is given, at least."""
+        contents = (message.get("content") for message in self.messages)
+        return sum(len(content) for content in contents if isinstance(content, str))
+
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
@@ -22,6 +28,11 @@ class TextPrompt:
 
     text: str
     param: str = "prompt"
+
+    @property
+    def characters(self) -> int:
+        """Length of the text."""
+        return len(self.text)
 
 
 @dataclass(frozen=True, slots=True)

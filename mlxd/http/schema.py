@@ -29,7 +29,7 @@ MAX_STOP_CHARS = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_COMPLETION_LOGPROBS = 5
 
-_TOKEN_ID = re.compile(r"-?[0-9]{1,19}")
+_TOKEN_ID = re.compile(r"0|-?[1-9][0-9]{0,18}")
 # Arguments of the rendering itself; the rest of chat_template_kwargs are the template's.
 _RESERVED_KWARGS = frozenset(
     {
@@ -84,7 +84,7 @@ def _offered(accepted: Callable[[Any], bool], what: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-ContextSize = Annotated[int, Field(ge=1)]
+ContextSize = Annotated[int, Field(ge=1, le=2**20)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 One = Annotated[
     int,

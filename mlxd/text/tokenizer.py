@@ -32,8 +32,17 @@ class Tokenizer:
     """
 
     def __init__(
-        self, wrapper: TokenizerWrapper, pieces: BytePieces | None, worker: ThreadPoolExecutor
+        self,
+        wrapper: TokenizerWrapper,
+        pieces: BytePieces | None,
+        worker: ThreadPoolExecutor,
+        longest: int,
     ) -> None:
+        """
+        Args:
+            longest: characters of the longest token; none stands for more text.
+        """
+        self.longest = longest
         self._wrapper = wrapper
         self._pieces = pieces
         self._worker = worker
@@ -50,13 +59,13 @@ class Tokenizer:
                 be run and `trust_remote_code` is false.
         """
 
-        def load() -> tuple[TokenizerWrapper, BytePieces | None]:
+        def load() -> tuple[TokenizerWrapper, BytePieces | None, int]:
             wrapper = load_wrapper(path, trust_remote_code=trust_remote_code)
-            return wrapper, byte_pieces(wrapper)
+            return wrapper, byte_pieces(wrapper), max(map(len, wrapper.get_vocab()))
 
-        wrapper, pieces = await asyncio.wrap_future(MLX_THREAD.submit(load))
+        wrapper, pieces, longest = await asyncio.wrap_future(MLX_THREAD.submit(load))
         worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"tokenizer-{path.name}")
-        return cls(wrapper, pieces, worker)
+        return cls(wrapper, pieces, worker, longest)
 
     def close(self) -> None:
         """End the worker when it has done what it was given; later calls are refused."""

@@ -81,7 +81,8 @@ class Bench:
         self.metrics = Metrics(self.registry)
         self.metrics.add(MODEL, self)
         self.sent: list[ToEngine] = []
-        ledger = Ledger(ModelMetrics(self.metrics, MODEL))
+        self.model_metrics = ModelMetrics(self.metrics, MODEL)
+        ledger = Ledger(self.model_metrics)
         self.gateway = Gateway(capabilities, agreed, self.sent.append, ledger)
 
     # the figures that a host gives

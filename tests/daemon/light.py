@@ -37,7 +37,7 @@ async def load_byte_tokenizer(_folder: Path, _trust_remote_code: bool) -> Tokeni
     """Loads nothing."""
     pieces = BytePieces([bytes([value]) for value in range(256)], bytes)
     worker = ThreadPoolExecutor(1, thread_name_prefix="tokenizer-bytes")
-    return Tokenizer(cast("Any", ByteWrapper()), pieces, worker)
+    return Tokenizer(cast("Any", ByteWrapper()), pieces, worker, longest=1)
 
 
 def model_folder(parent: Path, name: str = "model") -> Path:

@@ -9,7 +9,8 @@ import pytest
 
 from mlxd.config import BatchSettings, PolicySettings
 from mlxd.errors import BadRequest, Draining, EngineFailed, ModelNotReady, QueueFull, TimedOut
-from mlxd.gateway.gateway import LOOKAHEAD, ProtocolError
+from mlxd.gateway.gateway import LOOKAHEAD, Gateway, ProtocolError
+from mlxd.gateway.ledger import Ledger
 from mlxd.gateway.terms import Terms
 from mlxd.operations import LiveRequests
 from mlxd.serving import Outcome
@@ -398,6 +399,23 @@ class TestEnds:
         assert bench.cancelled() == []
         async with asyncio.timeout(1):
             await bench.gateway.idle()
+
+    async def test_a_request_that_cannot_be_sent_ends_and_leaves_nothing_behind(self, admitted):
+        """The next one runs, and nothing is counted as waiting."""
+        bench = Bench(terms(width=1))
+
+        def refuse(_frame: object) -> None:
+            raise OverflowError("not a frame")
+
+        gateway = Gateway(EVERYTHING, terms(width=1), refuse, Ledger(bench.model_metrics))
+        for _ in range(5):
+            with pytest.raises(OverflowError):
+                async with gateway.admit(generation("a")):
+                    pytest.fail("it was admitted")
+
+        assert gateway.live() == LiveRequests(running=0, waiting=0)
+        async with asyncio.timeout(1):
+            await gateway.idle()
 
     async def test_engine_that_names_a_stranger_is_not_believed(self):
         """An unknown id is an error of the protocol, not of a request."""

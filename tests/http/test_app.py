@@ -207,6 +207,17 @@ async def test_probes_tell_the_state_and_nothing_else(
     assert [await status(path) for path in paths] == [200, 503, 503, 200, 503]
 
 
+@pytest.mark.parametrize("version", ["banana", "x.1"])
+async def test_an_accept_header_that_metrics_cannot_read_is_the_clients_fault(
+    http: aiohttp.ClientSession, url: str, version: str
+) -> None:
+    """The client library fails on it."""
+    headers = {"accept": f"application/openmetrics-text; version={version}"}
+    async with http.get(f"{url}/metrics", headers=headers) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["param"] == "Accept"
+
+
 async def test_metrics_are_those_of_the_registry(
     models: FakeDirectory, http: aiohttp.ClientSession
 ) -> None:

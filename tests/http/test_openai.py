@@ -264,6 +264,21 @@ async def test_token_prompts_are_taken_as_they_are(
     assert [list(ticket.generation.prompt) for ticket in gateway.tickets] == [[5, 6, 7]] * 2
 
 
+async def test_text_that_can_never_fit_is_refused_without_being_tokenised(
+    client: openai.AsyncOpenAI, tokenizer: Tokenizer
+) -> None:
+    """It would keep the tokenizer from everybody else."""
+    text = "a" * (CONTEXT * tokenizer.longest + 1)
+    with pytest.raises(openai.BadRequestError) as prompt:
+        await client.completions.create(model=MODEL, prompt=text)
+    with pytest.raises(openai.BadRequestError) as messages:
+        await client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": text}]
+        )
+    assert "characters" in str(prompt.value)
+    assert prompt.value.code == messages.value.code == "context_length_exceeded"
+
+
 @pytest.mark.parametrize("token", [-3, 49152, 2_000_000_000])
 async def test_ids_that_the_model_does_not_have_are_refused(
     client: openai.AsyncOpenAI, gateway: FakeGateway, token: int
