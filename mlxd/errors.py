@@ -54,6 +54,22 @@ class NotFound(MlxdError):
     code = "not_found"
 
 
+class Forbidden(MlxdError):
+    """This client may not do this."""
+
+    status = 403
+    type = "invalid_request_error"
+    code = "forbidden"
+
+
+class MethodNotAllowed(MlxdError):
+    """The route exists, with other methods."""
+
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_allowed"
+
+
 class Conflict(MlxdError):
     """The call makes no sense in the present state."""
 

@@ -13,8 +13,8 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
 from mlxd.config import ServerSettings
+from mlxd.errors import Forbidden
 from mlxd.http.context import CONTEXT
-from mlxd.http.envelope import Forbidden
 
 _EXPOSED = "x-request-id, x-mlxd-lane, x-mlxd-lane-reason"
 _METHODS = "GET, POST, PATCH, DELETE"

@@ -10,9 +10,8 @@ from aiohttp import hdrs, web
 from msgspec import Meta
 
 from mlxd.config.values import seconds
-from mlxd.errors import BadRequest, ConfigError, TooLarge
+from mlxd.errors import BadRequest, ConfigError, Forbidden, TooLarge
 from mlxd.http.body import json_response, parse_object
-from mlxd.http.envelope import Forbidden
 from mlxd.operations import Operations
 
 MAX_BODY_BYTES = 64 * 1024

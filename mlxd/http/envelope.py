@@ -7,24 +7,8 @@ from typing import Any
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from mlxd.errors import BadRequest, MlxdError, NotFound, TooLarge
+from mlxd.errors import BadRequest, MethodNotAllowed, MlxdError, NotFound, TooLarge
 from mlxd.http.body import json_response
-
-
-class Forbidden(MlxdError):
-    """This client may not do this."""
-
-    status = 403
-    type = "invalid_request_error"
-    code = "forbidden"
-
-
-class MethodNotAllowed(MlxdError):
-    """The route exists, with other methods."""
-
-    status = 405
-    type = "invalid_request_error"
-    code = "method_not_allowed"
 
 
 def domain_error(error: Exception) -> MlxdError:
