@@ -26,7 +26,7 @@ from mlxd.wire import Sampling
 
 Program = Literal["greedy", "narrow", "wide"]
 #: A compiled program: logits [rows, vocabulary], draws and settings [rows, 1] to tokens [rows].
-Draw = Callable[..., mx.array]
+Draw = Callable[[mx.array, mx.array, list[mx.array]], mx.array]
 
 #: Candidates that the narrow program may look at, and the length of the blocks whose
 #: maxima lead to them; each is compiled once.
@@ -123,11 +123,11 @@ def _draw(
     columns = _columns(settings)
     if program == "narrow":
         limit = next(n for n in NARROW_LIMITS if n >= max(s.top_k for s in settings))
-        picked = _narrow(limit, _needs_mass(settings))(subset, draws, *columns)
+        picked = _narrow(limit, _needs_mass(settings))(subset, draws, columns)
     else:
         filtered = _needs_mass(settings) or any(s.min_p > 0 for s in settings)
         counted = any(0 < s.top_k < logits.shape[1] for s in settings)
-        picked = _wide(filtered, counted)(subset, draws, *columns)
+        picked = _wide(filtered, counted)(subset, draws, columns)
     # The padding repeats the last row, with the same draw: the same token twice.
     return mx.put_along_axis(tokens, index, picked, axis=0)
 
@@ -153,14 +153,8 @@ def _columns(settings: Sequence[Sampling]) -> list[mx.array]:
 def _narrow(limit: int, needs_mass: bool) -> Draw:
     """The narrow program over `limit` candidates; `needs_mass` where a row has a top_p."""
 
-    def program(
-        logits: mx.array,
-        draw: mx.array,
-        temperature: mx.array,
-        top_p: mx.array,
-        log_min_p: mx.array,
-        top_k: mx.array,
-    ) -> mx.array:
+    def program(logits: mx.array, draw: mx.array, settings: list[mx.array]) -> mx.array:
+        temperature, top_p, log_min_p, top_k = settings
         values, candidates = _candidates(logits, limit)
         order = mx.argsort(-values, axis=-1)
         candidates = mx.take_along_axis(candidates, order, axis=-1)
@@ -237,14 +231,8 @@ def _inverse_cdf(weights: mx.array, draw: mx.array) -> mx.array:
 def _wide(filtered: bool, counted: bool) -> Draw:
     """The wide program; `filtered` where a row has top_p or min_p, `counted` where it has top_k."""
 
-    def program(
-        logits: mx.array,
-        draw: mx.array,
-        temperature: mx.array,
-        top_p: mx.array,
-        log_min_p: mx.array,
-        top_k: mx.array,
-    ) -> mx.array:
+    def program(logits: mx.array, draw: mx.array, settings: list[mx.array]) -> mx.array:
+        temperature, top_p, log_min_p, top_k = settings
         logits = logits.astype(mx.float32)
         # How far each token lies below the best one, in nats.
         depth = logits.max(axis=-1, keepdims=True) - logits

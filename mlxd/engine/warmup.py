@@ -69,7 +69,8 @@ def run(runner: Runner, loaded: LoadedModel, tuning: BatchTuning) -> WarmedUp:
     serial_only = REASON_CACHE if loaded.layout is None or not _can_step(runner) else None
     pace = Pace(limit=math.inf, token=0.0, pair=0.0)
     if serial_only is None:
-        lengths = [SMALLEST_COLUMNS * count - 1 for count in WARM_COLUMNS]
+        # A row beyond the context would write outside its slot.
+        lengths = [min(SMALLEST_COLUMNS * n - 1, loaded.context) for n in WARM_COLUMNS]
         for width in rungs(tuning.width):
             for length in lengths:
                 _step(runner, width, length)

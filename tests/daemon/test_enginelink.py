@@ -117,6 +117,7 @@ async def test_sending_to_a_dead_engine_is_no_error():
         os.kill(link.pid, signal.SIGKILL)
         await link.ended()
         link.send(START)
+        assert [frame async for frame in link.frames()] == []
 
 
 @pytest.mark.parametrize(

@@ -88,8 +88,11 @@ def test_gauges_are_read_at_scrape():
 
 def test_two_apps_have_two_registries():
     """Building everything twice in one process is no duplicate."""
-    Metrics(CollectorRegistry())
-    Metrics(CollectorRegistry())
+    one, other = Metrics(CollectorRegistry()), Metrics(CollectorRegistry())
+    one.reloaded(success=True)
+    name, labels = "mlxd_reloads_total", {"result": "success"}
+    assert one.registry.get_sample_value(name, labels) == 1
+    assert other.registry.get_sample_value(name, labels) == 0
 
 
 def test_replaced_model_counts_on_and_adds_up():

@@ -516,6 +516,7 @@ class TestDrain:
         gate.touch()
 
         await house.until("a", "draining")
+        assert not house.supervisor.ready("a")
         await house.stop()
 
     async def test_stop_cuts_at_the_deadline(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mlx.core as mx
+import pytest
 from mlx import nn
 from mlx_lm.models import mamba
 from mlx_lm.models.cache import KVCache
@@ -61,6 +62,18 @@ def test_a_model_of_full_attention_runs_in_the_batch_lane() -> None:
     assert found.capabilities.serial_only is None
     assert found.capabilities.vocab_size == VOCAB
     assert 0 < found.pace.token < found.pace.limit
+
+
+@pytest.mark.parametrize("context", [16, 100])
+def test_a_context_below_the_usual_lengths_is_warmed_up_within_it(context: int) -> None:
+    """No row is stepped beyond it, and the model serves up to its last token."""
+    model = loaded(full(), context)
+    assert warmed(model).capabilities.serial_only is None
+    engine = Engine(model)
+    tokens = prompt(context - 4, 1)
+    engine.submit(0, tokens, 4)
+    engine.run()
+    assert engine.tokens[0] == solo(model.model, tokens, 4)
 
 
 def test_a_cache_class_without_slots_goes_serial_with_reason_cache_and_is_served_there() -> None:

@@ -158,7 +158,7 @@ async def test_a_client_that_leaves_before_the_first_token_ends_its_request(
         )
         await gateway.admitted.wait()
         asked.cancel()
-        await asyncio.wait_for(gateway.tickets[0].left.wait(), 5)
+        assert await asyncio.wait_for(gateway.tickets[0].left.wait(), 5)
 
 
 async def test_a_client_that_leaves_in_mid_stream_ends_its_request(
@@ -170,7 +170,7 @@ async def test_a_client_that_leaves_in_mid_stream_ends_its_request(
         response = await http.post(f"{url}/v1/completions", json=BODY)
         await response.content.readuntil(b"\n\n")
         response.close()
-        await asyncio.wait_for(gateway.tickets[0].left.wait(), 5)
+        assert await asyncio.wait_for(gateway.tickets[0].left.wait(), 5)
 
 
 class Lines:
