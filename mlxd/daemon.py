@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,8 @@ from mlxd.host.fetcher import Fetcher
 from mlxd.host.link import ENGINE_COMMAND
 from mlxd.host.run import Means, TokenizerLoader
 from mlxd.http.admin import admin_routes
-from mlxd.http.app import make_app, make_runner
+from mlxd.http.app import make_admin_app, make_app, make_runner
+from mlxd.http.auth import Access
 from mlxd.http.inflight import InFlight
 from mlxd.listener import bound, describe
 from mlxd.metrics import Metrics
@@ -70,13 +71,35 @@ def run(config_path: Path, parts: Parts | None = None) -> int:
     logs.configure(settings.log, sys.stderr)
     with ExitStack() as stack:
         try:
-            listener = stack.enter_context(bound(parse_listen(settings.server.listen)))
+            listeners = _bind(settings, stack)
         except OSError as error:
             reason = error.strerror or str(error)
-            log.error("cannot listen", listen=settings.server.listen, reason=reason)  # noqa: TRY400
+            log.error("cannot listen", listen=error.filename, reason=reason)  # noqa: TRY400
             return 1
-        asyncio.run(Daemon(path, settings, parts or Parts()).serve(listener))
+        asyncio.run(Daemon(path, settings, parts or Parts()).serve(listeners))
     return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Bound sockets."""
+
+    public: socket.socket
+    admin: socket.socket | None  # None = /admin is on the public one
+
+
+def _bind(settings: Settings, stack: ExitStack) -> Listeners:
+    """Raises OSError, whose `filename` is the address that cannot be had."""
+
+    def bind(listen: str) -> socket.socket:
+        try:
+            return stack.enter_context(bound(parse_listen(listen)))
+        except OSError as error:
+            error.filename = listen
+            raise
+
+    own = settings.admin.listen
+    return Listeners(bind(settings.server.listen), None if own is None else bind(own))
 
 
 class Daemon:
@@ -96,25 +119,25 @@ class Daemon:
         self._supervisor = Supervisor(
             settings, means, read=partial(load, path, os.environ), on_change=_apply_log
         )
-        self._app = make_app(
-            self._supervisor,
-            server=lambda: self._supervisor.server,
-            registry=registry,
-            extra_routes=admin_routes(self._supervisor),
-        )
+        self._registry = registry
+        self._receive_timeout = settings.server.receive_timeout
         self._in_flight = InFlight()
-        self._app.middlewares.insert(0, self._in_flight.middleware)
         self._asked_to_end = asyncio.Event()
         self._reloads: set[asyncio.Task[None]] = set()
 
-    async def serve(self, listener: socket.socket) -> None:
+    async def serve(self, listeners: Listeners) -> None:
         """Serve until a signal, then drain."""
         # Signals first: one that comes during the start must drain, too.
         with self._signals():
             # HTTP before engines: probes are answered while models load. At the
             # end it is the last to go, so that answers that are ready go out.
-            async with self._http(listener), self._engines():
-                log.info("listening", address=describe(listener), version=__version__)
+            async with self._http(listeners), self._engines():
+                log.info(
+                    "listening",
+                    address=describe(listeners.public),
+                    admin=None if listeners.admin is None else describe(listeners.admin),
+                    version=__version__,
+                )
                 await self._asked_to_end.wait()
                 # Leaving the engines' context drains: nothing new is admitted and
                 # probes say so, what was accepted is finished and read by its
@@ -124,10 +147,39 @@ class Daemon:
         log.info("stopped")
 
     @asynccontextmanager
-    async def _http(self, listener: socket.socket) -> AsyncIterator[None]:
+    async def _http(self, listeners: Listeners) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(
+                self._site(self._public_app(listeners), listeners.public)
+            )
+            if listeners.admin is not None:
+                await stack.enter_async_context(self._site(self._admin_app(), listeners.admin))
+            yield
+
+    def _public_app(self, listeners: Listeners) -> web.Application:
+        return make_app(
+            self._supervisor,
+            server=lambda: self._supervisor.server,
+            access=lambda: Access.public(self._supervisor.settings),
+            registry=self._registry,
+            extra_routes=admin_routes(self._supervisor) if listeners.admin is None else (),
+        )
+
+    def _admin_app(self) -> web.Application:
+        return make_admin_app(
+            self._supervisor,
+            server=lambda: self._supervisor.server,
+            access=lambda: Access.admin(self._supervisor.settings),
+            registry=self._registry,
+            routes=admin_routes(self._supervisor),
+        )
+
+    @asynccontextmanager
+    async def _site(self, app: web.Application, listener: socket.socket) -> AsyncIterator[None]:
+        app.middlewares.insert(0, self._in_flight.middleware)
         # After a drain only readers that never read are left; they get no more
         # than a moment.
-        runner = make_runner(self._app, shutdown_timeout=GOODBYE)
+        runner = make_runner(app, shutdown_timeout=GOODBYE, receive_timeout=self._receive_timeout)
         await runner.setup()
         try:
             await web.SockSite(runner, listener).start()

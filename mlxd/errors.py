@@ -46,6 +46,14 @@ class BadRequest(MlxdError):
     code = "invalid_value"
 
 
+class Unauthorized(MlxdError):
+    """No API key or token came with the request, or an unknown one."""
+
+    status = 401
+    type = "invalid_request_error"
+    code = "invalid_api_key"
+
+
 class NotFound(MlxdError):
     """No such route, model or request."""
 
@@ -76,6 +84,14 @@ class Conflict(MlxdError):
     status = 409
     type = "invalid_request_error"
     code = "conflict"
+
+
+class TooSlow(MlxdError):
+    """The body did not come within `server.receive_timeout`."""
+
+    status = 408
+    type = "invalid_request_error"
+    code = "receive_timeout"
 
 
 class TooLarge(MlxdError):

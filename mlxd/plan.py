@@ -12,8 +12,10 @@ from mlxd.errors import ConfigError
 
 #: Model keys that requests are served under; every other key is the engine's.
 LIVE_MODEL_KEYS = frozenset({"aliases", "sampling", "batch", "policy"})
-#: Server keys that are used once, at start.
-FIXED_SERVER_KEYS = frozenset({"listen", "cache_dir"})
+#: Keys that are used once, at start.
+FIXED_KEYS = frozenset(
+    {"server.listen", "server.cache_dir", "server.receive_timeout", "admin.listen"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,8 @@ class Plan:
     replace: Mapping[str, Sequence[str]] = field(default_factory=dict)
     remove: Sequence[str] = ()
     server: Sequence[str] = ()
+    admin: Sequence[str] = ()
+    metrics: Sequence[str] = ()
     log: Sequence[str] = ()
 
 
@@ -35,10 +39,12 @@ def diff(old: Settings, new: Settings) -> Plan:
     Raises:
         ConfigError: a key changed that cannot change in a running daemon.
     """
-    server = tuple(changed_keys(old.server, new.server))
-    fixed = [key for key in server if key in FIXED_SERVER_KEYS]
+    server, admin = changed_keys(old.server, new.server), changed_keys(old.admin, new.admin)
+    shared = {"server": tuple(server), "admin": tuple(admin)}
+    changed = [f"{table}.{key}" for table, keys in shared.items() for key in keys]
+    fixed = [key for key in changed if key in FIXED_KEYS]
     if fixed:
-        raise ConfigError([f"server.{key}: changed; this needs a restart" for key in fixed])
+        raise ConfigError([f"{key}: changed; this needs a restart" for key in fixed])
     changes = {
         model_id: tuple(changed_keys(old.models[model_id], settings))
         for model_id, settings in new.models.items()
@@ -51,7 +57,9 @@ def diff(old: Settings, new: Settings) -> Plan:
         add=tuple(model_id for model_id in new.models if model_id not in old.models),
         replace={model_id: keys for model_id, keys in changes.items() if not live[model_id]},
         remove=tuple(model_id for model_id in old.models if model_id not in new.models),
-        server=server,
+        server=shared["server"],
+        admin=shared["admin"],
+        metrics=tuple(changed_keys(old.metrics, new.metrics)),
         log=tuple(changed_keys(old.log, new.log)),
     )
 

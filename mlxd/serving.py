@@ -18,6 +18,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Caller:
+    """Whose request it is; what its API key says."""
+
+    name: str | None = None  # None = nobody was asked for a key
+    weight: float = 1.0  # share of a model's waiting line, beside other callers
+    max_priority: int = 0
+
+
+#: Every caller of a daemon without API keys.
+ANYBODY = Caller()
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """One validated generation request, in tokens."""
 
@@ -27,7 +40,8 @@ class Generation:
     eos: frozenset[int]
     sampling: Sampling
     traits: frozenset[str]  # of SPEC 1, as found by mlxd.policy.request_traits
-    key_name: str | None = None
+    caller: Caller = ANYBODY
+    priority: int = 0  # higher first; at most the caller's own highest
 
 
 @dataclass(frozen=True, slots=True)

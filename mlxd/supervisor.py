@@ -126,8 +126,13 @@ class Supervisor:
     # --- operations.Operations
 
     @property
+    def settings(self) -> Settings:
+        """The configuration in force."""
+        return self._now.settings
+
+    @property
     def server(self) -> ServerSettings:
-        """Server settings in force."""
+        """Its server settings."""
         return self._now.settings.server
 
     def status(self) -> DaemonStatus:

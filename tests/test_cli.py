@@ -78,6 +78,7 @@ class FakeDaemon:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str, Any]] = []
+        self.token: str | None = None  # of the last call
         self.status = 200
         self.content = b"{}"
 
@@ -93,6 +94,7 @@ class FakeDaemon:
             def do_GET(self) -> None:
                 length = int(self.headers.get("Content-Length", 0))
                 body = json.loads(self.rfile.read(length)) if length else None
+                daemon.token = self.headers.get("Authorization")
                 daemon.calls.append((self.command, self.path, body))
                 self.send_response(daemon.status)
                 self.send_header("Content-Length", str(len(daemon.content)))
@@ -249,6 +251,39 @@ class TestClients:
             assert cell in result.stdout
         assert "tiny: out of [memory]" in result.stdout
         assert daemon.calls == [("GET", "/admin/status", None)]
+
+    def test_the_files_token_goes_along(self, config: Path, daemon: FakeDaemon, url: str) -> None:
+        """Where the file names one, it opens /admin; without a file, its variable does."""
+        token = config.parent / "token"
+        token.write_text("operator\n")
+        daemon.answers(STATUS)
+
+        run("status", "--url", url)
+        tokens = [daemon.token]
+        run("status", "--url", url, env={"MLXD_ADMIN__TOKEN_FILE": str(token)})
+        tokens.append(daemon.token)
+        config.write_text(f'{config.read_text()}[admin]\ntoken_file = "token"\n')
+        run("status", "--url", url)
+        run("status", "--url", url, "--config", str(config))
+        tokens.append(daemon.token)
+
+        assert tokens == [None, "Bearer operator", "Bearer operator"]
+
+    def test_a_token_that_cannot_be_read_is_told(self, url: str) -> None:
+        """By the variable's name, before anything is asked."""
+        result = run("status", "--url", url, env={"MLXD_ADMIN__TOKEN_FILE": "/nowhere"})
+
+        assert result.exit_code == EXIT_REFUSED
+        assert "MLXD_ADMIN__TOKEN_FILE: /nowhere: cannot be read" in result.stderr
+
+    def test_the_admins_own_listener_is_asked(self, config: Path) -> None:
+        """Where the file gives it one."""
+        config.write_text(f'{config.read_text()}[admin]\nlisten = "unix:admin.sock"\n')
+
+        result = run("status", "--config", str(config))
+
+        assert result.exit_code == EXIT_UNREACHABLE
+        assert f"unix:{config.parent}/admin.sock" in result.stderr
 
     def test_json_is_the_answer_as_it_is(self, daemon: FakeDaemon, url: str) -> None:
         """Scripts read what the API says."""

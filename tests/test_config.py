@@ -10,7 +10,13 @@ import pytest
 
 from mlxd.config import Settings, cache_dir, etag, load
 from mlxd.config.environment import leaves
-from mlxd.config.settings import LogSettings, ModelSettings, ServerSettings
+from mlxd.config.settings import (
+    AdminSettings,
+    LogSettings,
+    MetricsSettings,
+    ModelSettings,
+    ServerSettings,
+)
 from mlxd.errors import ConfigError
 
 ETC = Path(__file__).parent.parent / "etc"
@@ -72,7 +78,10 @@ class TestShippedFiles:
         text = (ETC / "mlxd.toml").read_text()
         keys = [
             keys[-1]
-            for table in (ServerSettings, LogSettings, ModelSettings)
+            for table in (
+                *(ServerSettings, AdminSettings, MetricsSettings),
+                *(LogSettings, ModelSettings),
+            )
             for keys, _ in leaves(table)
         ]
 
@@ -264,6 +273,150 @@ class TestEnvironment:
         ]
 
 
+class TestAccess:
+    """Keys, the token, and when a daemon may be open."""
+
+    @pytest.fixture(autouse=True)
+    def files(self, tmp_path: Path) -> None:
+        """A file of keys and one of the token."""
+        (tmp_path / "keys").write_text("# the team\nalice:sk-a:2:5\n\nbob:sk-b\nci:sk-c:0.5\n")
+        (tmp_path / "token").write_text("secret-token\n")
+
+    def test_keys_have_names_weights_and_priorities(self, read: Load) -> None:
+        """One a line, with comments; what is left out is ordinary."""
+        keys = read(
+            f'[server]\napi_keys_file = "keys"\n[admin]\ntoken_file = "token"\n{MINIMAL}'
+        ).server.api_keys_file
+
+        assert keys is not None
+        assert [(key.name, key.weight, key.max_priority) for key in keys.keys] == [
+            ("alice", 2.0, 5),
+            ("bob", 1.0, 0),
+            ("ci", 0.5, 0),
+        ]
+
+    @pytest.mark.parametrize(
+        ("text", "told"),
+        [
+            ("", "keys: expected name:key[:weight[:max_priority]], at least once"),
+            ("# none\n", "keys: expected name:key"),
+            ("alice:\n", "keys:1: the key is empty"),
+            ("alice: \n", "keys:1: the key is empty"),
+            ("alice\n", "keys:1: expected name:key"),
+            (":hidden\n", "keys:1: expected a name"),
+            ("a:hidden:1:2:3\n", "keys:1: expected name:key"),
+            ("a:hid den\n", "keys:1: expected a key of printable ASCII"),
+            ("a:hidden:0\n", "keys:1: expected a weight above 0"),
+            ("a:hidden:nan\n", "keys:1: expected a weight above 0"),
+            ("a:hidden:-1\n", "keys:1: expected a weight above 0"),
+            ("a:hidden:1:-1\n", "keys:1: expected a highest priority"),
+            ("a:hidden:1:x\n", "keys:1: expected a highest priority"),
+            ("a:hidden\na:hidden2\n", "keys: the name a stands there twice"),
+            ("a:hidden\nb:hidden\n", "keys: a and b have the same key"),
+        ],
+    )
+    def test_a_wrong_file_of_keys_is_refused(
+        self, problems: Problems, tmp_path: Path, text: str, told: str
+    ) -> None:
+        """By its line and rule, and without a word of any key."""
+        (tmp_path / "keys").write_text(text)
+
+        (problem,) = problems(f'{MINIMAL}[server]\napi_keys_file = "keys"\n')
+
+        assert problem.startswith("mlxd.toml:4: server.api_keys_file: ")
+        assert told in problem
+        assert "hid" not in problem
+
+    @pytest.mark.parametrize("listen", ["0.0.0.0:8080", "[::]:8080", "studio.lan:8080"])
+    def test_the_network_needs_keys_and_a_token(self, problems: Problems, listen: str) -> None:
+        """No daemon is open to others by a forgotten line."""
+        keys, token = 'api_keys_file = "keys"\n', '[admin]\ntoken_file = "token"\n'
+        server = f'{MINIMAL}[server]\nlisten = "{listen}"\n'
+
+        (open_to_all,) = problems(server)
+        assert "server.listen: expected a loopback address" in open_to_all
+        (open_admin,) = problems(server + keys)
+        assert "admin: expected token_file, or listen on a Unix socket" in open_admin
+        (still_open,) = problems(server + token)
+        assert "without api_keys_file every caller is trusted" in still_open
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            'server = {listen = "0.0.0.0:1", api_keys_file = "keys"}\nadmin.token_file = "token"\n',
+            'server = {listen = "0.0.0.0:1", api_keys_file = "keys"}\nadmin.listen = "unix:a"\n',
+            '[server]\nlisten = "localhost:1"\n[admin]\nlisten = "[::1]:2"\n',
+            '[server]\nlisten = "unix:s"\n',
+            '[admin]\nlisten = "0.0.0.0:2"\ntoken_file = "token"\n',
+        ],
+    )
+    def test_guarded_listeners_are_accepted(self, read: Load, text: str) -> None:
+        """Keys and a token, a private socket, or nobody but this machine."""
+        assert list(read(text + MINIMAL).models) == ["tiny"]
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            '[admin]\nlisten = "0.0.0.0:2"\n',
+            '[server]\napi_keys_file = "keys"\n[admin]\nlisten = "127.0.0.1:2"\n',
+            '[server]\nlisten = "unix:s"\napi_keys_file = "keys"\n',
+        ],
+    )
+    def test_an_open_admin_is_refused_where_anything_is_guarded(
+        self, problems: Problems, text: str
+    ) -> None:
+        """Who may ask models may not operate them."""
+        (problem,) = problems(text + MINIMAL)
+
+        assert "admin: expected token_file" in problem
+
+    def test_the_token_is_no_key(self, problems: Problems, tmp_path: Path) -> None:
+        """Else every holder of that key would be an operator."""
+        (tmp_path / "token").write_text("sk-b")
+
+        (problem,) = problems(
+            f'[server]\napi_keys_file = "keys"\n[admin]\ntoken_file = "token"\n{MINIMAL}'
+        )
+
+        assert "whose token is none of the API keys" in problem
+        assert "sk-b" not in problem
+
+    @pytest.mark.parametrize("text", ["", "\n", "two words", "two\nlines", "é"])
+    def test_a_token_stands_alone(self, problems: Problems, tmp_path: Path, text: str) -> None:
+        """An empty one would open everything."""
+        (tmp_path / "token").write_text(text)
+
+        (problem,) = problems(f'{MINIMAL}[admin]\ntoken_file = "token"\n')
+
+        assert "mlxd.toml:4: admin.token_file: token: expected one token" in problem
+        assert "two" not in problem
+
+    def test_a_dump_shows_paths_alone(self, read: Load, tmp_path: Path) -> None:
+        """What an operator is shown of the configuration holds no secret."""
+        settings = read(
+            f'[server]\napi_keys_file = "keys"\n[admin]\ntoken_file = "token"\n{MINIMAL}'
+        )
+
+        dump = settings.model_dump(mode="json")
+        assert dump["server"]["api_keys_file"] == str(tmp_path / "keys")
+        assert dump["admin"]["token_file"] == str(tmp_path / "token")
+        assert not any(secret in repr(settings) for secret in ("sk-a", "sk-b", "secret-token"))
+
+    def test_files_can_be_named_by_variables(self, read: Load, tmp_path: Path) -> None:
+        """As every other key."""
+        settings = read(
+            environ={
+                "MLXD_SERVER__API_KEYS_FILE": str(tmp_path / "keys"),
+                "MLXD_ADMIN__TOKEN_FILE": str(tmp_path / "token"),
+                "MLXD_METRICS__OPEN": "true",
+            }
+        )
+
+        assert settings.server.api_keys_file is not None
+        assert settings.admin.token_file is not None
+        assert settings.metrics.open
+
+
 class TestProblems:
     """What is refused, and how it is told."""
 
@@ -288,7 +441,9 @@ class TestProblems:
             (f'listen = "unix:/{"x" * 100}"', "at most 100 bytes"),
             ("listen = 8080", "expected a valid string, got 8080"),
             ("lisetn = 1", "unknown key; did you mean listen?"),
-            ("zzz = 1", "unknown key; expected one of listen, drain_timeout"),
+            ("zzz = 1", "unknown key; expected one of api_keys_file, listen"),
+            ('api_keys_file = "nowhere"', "nowhere: cannot be read: No such file"),
+            ("api_keys_file = 1", "expected the path of a file"),
         ],
     )
     def test_server_keys(self, problems: Problems, line: str, told: str) -> None:

@@ -51,10 +51,12 @@ def call(
     path: str,
     body: dict[str, Any] | None = None,
     timeout: float | None = None,
+    token: str | None = None,
 ) -> Answer:
     """One request.
 
     Args:
+        token: the admin's, where the daemon asks for one.
         timeout: seconds without a sign of life; None waits for as long as it takes.
 
     Raises:
@@ -62,6 +64,8 @@ def call(
     """
     connection = _connection(address, timeout)
     headers = {"Content-Type": "application/json", "Accept": "application/json"}
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
     try:
         connection.request(method, path, None if body is None else json.dumps(body), headers)
         response = connection.getresponse()

@@ -22,12 +22,15 @@ from mlxd.config import (
     cache_dir,
     load,
     parse_listen,
+    read_token,
 )
 from mlxd.errors import ConfigError
 
 EXIT_REFUSED = 1  # the configuration is wrong, or the daemon said no
 EXIT_UNREACHABLE = 3  # 2 is a wrong command line
 _QUICK = 10.0  # seconds; for calls that the daemon answers at once
+#: The variable of the key admin.token_file, which also works without a configuration.
+TOKEN_VARIABLE = "MLXD_ADMIN__TOKEN_FILE"
 
 app = typer.Typer(
     name="mlxd",
@@ -46,7 +49,10 @@ Config = Annotated[
 ]
 Url = Annotated[
     str | None,
-    typer.Option(help='The daemon: "http://host:port" or "unix:/path". Else the file\'s listen.'),
+    typer.Option(
+        help='The daemon: "http://host:port" or "unix:/path"; else where the file says that /admin '
+        f"is. The token is read from the file's admin.token_file, or {TOKEN_VARIABLE}."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the daemon's answer as it is.")]
 ModelName = Annotated[str | None, typer.Argument(help="A model's id; all models without.")]
@@ -204,23 +210,40 @@ def _ask(
     body: dict[str, Any] | None = None,
     timeout: float | None = None,
 ) -> Answer:
+    path_of_file = config or context.obj
+    settings = None if path_of_file is None else _load(path_of_file)
+    address = _address(url, settings)
     try:
-        return call(_address(url, config or context.obj), method, path, body, timeout)
+        return call(address, method, path, body, timeout, _token(settings))
     except Unreachable as error:
         _fail(str(error), EXIT_UNREACHABLE)
 
 
-def _address(url: str | None, config: Path | None) -> Address:
+def _address(url: str | None, settings: Settings | None) -> Address:
     if url is not None:
         try:
             return parse_url(url)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--url") from error
-    server = ServerSettings() if config is None else _load(config).server
-    address = parse_listen(server.listen)
+    listen = ServerSettings().listen
+    if settings is not None:
+        listen = settings.admin.listen or settings.server.listen
+    address = parse_listen(listen)
     if isinstance(address, TcpAddress) and address.port == 0:
         raise typer.BadParameter("the file lets the system choose the port; say --url")
     return address
+
+
+def _token(settings: Settings | None) -> str | None:
+    if settings is not None:
+        file = settings.admin.token_file
+        return None if file is None else file.secret.text
+    if TOKEN_VARIABLE not in os.environ:
+        return None
+    try:
+        return read_token(Path(os.environ[TOKEN_VARIABLE])).text
+    except ValueError as error:
+        _fail(f"{TOKEN_VARIABLE}: {error}")
 
 
 def _tell(answer: Answer, kind: Literal["status", "drained", "plan"], *, as_json: bool) -> None:

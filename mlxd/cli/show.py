@@ -87,6 +87,8 @@ def plan(body: dict[str, Any], out: Console) -> None:
         *(f"replace {model}: {', '.join(keys)}" for model, keys in changes.replace.items()),
         *(f"retune {model}: {', '.join(keys)}" for model, keys in changes.retune.items()),
         *(f"change server: {key}" for key in changes.server),
+        *(f"change admin: {key}" for key in changes.admin),
+        *(f"change metrics: {key}" for key in changes.metrics),
         *(f"change log: {key}" for key in changes.log),
     ]
     for line in lines or ["nothing changes"]:

@@ -15,9 +15,12 @@ from pathlib import Path
 
 from mlxd.config.environment import CONFIG_VARIABLE
 from mlxd.config.loading import load
+from mlxd.config.secrets import ApiKey, KeyRing, Secret, TokenFile, parse_keys, read_token
 from mlxd.config.settings import (
+    AdminSettings,
     BatchSettings,
     LogSettings,
+    MetricsSettings,
     ModelSettings,
     PolicySettings,
     SamplingSettings,
@@ -30,19 +33,27 @@ from mlxd.errors import ConfigError
 __all__ = [
     "CONFIG_VARIABLE",
     "Address",
+    "AdminSettings",
+    "ApiKey",
     "BatchSettings",
+    "KeyRing",
     "LogSettings",
+    "MetricsSettings",
     "ModelSettings",
     "PolicySettings",
     "SamplingSettings",
+    "Secret",
     "ServerSettings",
     "Settings",
     "TcpAddress",
+    "TokenFile",
     "UnixAddress",
     "cache_dir",
     "etag",
     "load",
+    "parse_keys",
     "parse_listen",
+    "read_token",
 ]
 
 

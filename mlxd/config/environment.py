@@ -16,8 +16,10 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 
 from mlxd.config.settings import (
+    AdminSettings,
     DefaultsSettings,
     LogSettings,
+    MetricsSettings,
     ModelSettings,
     ServerSettings,
 )
@@ -82,6 +84,8 @@ def _known(ids: Iterable[str]) -> Iterator[tuple[str, tuple[Path, Any]]]:
     """The variables that exist, each with the path and the type of its key."""
     tables: list[tuple[str, Path, type[BaseModel]]] = [
         ("SERVER", ("server",), ServerSettings),
+        ("ADMIN", ("admin",), AdminSettings),
+        ("METRICS", ("metrics",), MetricsSettings),
         ("LOG", ("log",), LogSettings),
         ("DEFAULTS", ("defaults",), DefaultsSettings),
     ]

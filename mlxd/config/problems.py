@@ -14,8 +14,8 @@ from pydantic_core import ErrorDetails
 
 from mlxd.config.toml_lines import Path
 
-# Its values may be secrets, which must reach no answer and no log.
-_UNSHOWN = "env"
+# Values that may be secrets must reach no answer and no log; of files, the problem tells the path.
+_UNSHOWN = {"env", "api_keys_file", "token_file"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,8 @@ def _what(details: ErrorDetails, root: type[BaseModel]) -> str:
         return _unknown_key(path, value, list(_table_at(root, path[:-1]).model_fields))
     own = kind == "value_error"
     expected = str(details["ctx"]["error"]) if own else _expected(details["msg"])
-    return expected if _UNSHOWN in path else f"{expected}, got {_shown(value)}"
+    unshown = _UNSHOWN & {*path} or isinstance(value, BaseModel)  # a table that nobody wrote
+    return expected if unshown else f"{expected}, got {_shown(value)}"
 
 
 def _expected(message: str) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 
 from mlxd.config import values
+from mlxd.config.secrets import OptionalKeys, OptionalToken
 from mlxd.config.values import (
     Alias,
     Duration,
@@ -14,8 +15,12 @@ from mlxd.config.values import (
     Listen,
     ModelId,
     OptionalDuration,
+    OptionalListen,
     Origin,
     Size,
+    UnixAddress,
+    is_local,
+    parse_listen,
 )
 from mlxd.models import sources
 
@@ -48,17 +53,43 @@ class Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
+def _open_only_here(listen: str, info: ValidationInfo) -> str:
+    # Absent where it is wrong itself, which is told already.
+    no_keys = info.data.get("api_keys_file", ...) is None
+    if no_keys and not is_local(parse_listen(listen)):
+        raise ValueError(
+            "expected a loopback address (127.0.0.1, [::1] or localhost) or a Unix socket: without "
+            "api_keys_file every caller is trusted"
+        )
+    return listen
+
+
 class ServerSettings(Table):
     """`[server]`. Durations are seconds, sizes are bytes."""
 
-    listen: Listen = "127.0.0.1:8080"
+    api_keys_file: OptionalKeys = None  # None = open to every caller
+    listen: Annotated[Listen, AfterValidator(_open_only_here)] = "127.0.0.1:8080"
     drain_timeout: Duration = Field(30.0, ge=0)
     max_body: Size = Field(32 * 2**20, ge=1)
     request_timeout: Duration = Field(1800.0, gt=0)
+    receive_timeout: Duration = Field(75.0, gt=0)
     sse_keepalive: OptionalDuration = Field(15.0, gt=0)  # None = off
     hosts: Annotated[tuple[Host, ...], Field(strict=False)] = ()
     origins: Annotated[tuple[Origin, ...], Field(strict=False)] = ()
     cache_dir: Annotated[str, AfterValidator(_absolute_unless_auto)] = Field("auto", min_length=1)
+
+
+class AdminSettings(Table):
+    """`[admin]`."""
+
+    listen: OptionalListen = None  # None = mounted on the public listener
+    token_file: OptionalToken = None
+
+
+class MetricsSettings(Table):
+    """`[metrics]`."""
+
+    open: bool = False
 
 
 class LogSettings(Table):
@@ -131,10 +162,36 @@ def _at_least_one(models: dict[str, ModelSettings]) -> dict[str, ModelSettings]:
     return models
 
 
+def _guarded(admin: AdminSettings, info: ValidationInfo) -> AdminSettings:
+    server = info.data.get("server")
+    if not isinstance(server, ServerSettings):  # wrong itself, which is told already
+        return admin
+    keys, token = server.api_keys_file, admin.token_file
+    if keys is not None and token is not None and keys.find(token.secret.text) is not None:
+        raise ValueError("expected a token_file whose token is none of the API keys")
+    if token is None and not _is_private(server, admin):
+        raise ValueError(
+            "expected token_file, or listen on a Unix socket of its own: without them /admin is "
+            "open, which only a daemon that is open as a whole, on loopback, can be"
+        )
+    return admin
+
+
+def _is_private(server: ServerSettings, admin: AdminSettings) -> bool:
+    own = None if admin.listen is None else parse_listen(admin.listen)
+    if isinstance(own, UnixAddress):  # its file's mode keeps others out
+        return True
+    return server.api_keys_file is None and (own is None or is_local(own))
+
+
 class Settings(Table):
     """The whole configuration, `[defaults.*]` already merged into every model."""
 
     server: ServerSettings = ServerSettings()
+    admin: Annotated[AdminSettings, AfterValidator(_guarded)] = Field(
+        AdminSettings(), validate_default=True
+    )
+    metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
     models: Annotated[dict[ModelId, ModelSettings], AfterValidator(_at_least_one)] = Field(
         description="at least one [models.ID] table"

@@ -77,7 +77,7 @@ def parse_listen(text: str) -> Address:
     """The address that `server.listen` names.
 
     Raises:
-        ValueError: it names none, or one beyond this machine.
+        ValueError: it names none.
     """
     if text.startswith("unix:"):
         path = text.removeprefix("unix:")
@@ -90,19 +90,15 @@ def parse_listen(text: str) -> Address:
     host = host.removeprefix("[").removesuffix("]")
     if not separator or not host or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
         raise ValueError('expected "host:port" or "unix:/path"')
-    if not _is_loopback(host):
-        raise ValueError(
-            "expected a loopback address (127.0.0.1, [::1] or localhost): there are no API keys, "
-            "so that every caller is trusted"
-        )
     return TcpAddress(host, int(port))
 
 
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
+def is_local(address: Address) -> bool:
+    """Whether only this machine can reach it: a Unix socket, or loopback."""
+    if isinstance(address, UnixAddress) or address.host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(address.host).is_loopback
     except ValueError:
         return False
 
@@ -155,6 +151,10 @@ def _listen(value: str, info: ValidationInfo) -> str:
     return value
 
 
+def _optional_listen(value: str | None, info: ValidationInfo) -> str | None:
+    return None if value is None else _listen(value, info)
+
+
 def _matching(pattern: re.Pattern[str], expected: str) -> AfterValidator:
     def check(value: str) -> str:
         if pattern.fullmatch(value) is None:
@@ -168,6 +168,7 @@ Duration = Annotated[float, BeforeValidator(_duration)]
 OptionalDuration = Annotated[float | None, BeforeValidator(_optional_duration)]
 Size = Annotated[int, BeforeValidator(_size)]
 Listen = Annotated[str, AfterValidator(_listen)]
+OptionalListen = Annotated[str | None, AfterValidator(_optional_listen)]
 ModelId = Annotated[
     str, _matching(_MODEL_ID, "a model id of a-z, 0-9, '.', '_' and '-', not starting with a sign")
 ]

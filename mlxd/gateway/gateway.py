@@ -17,7 +17,7 @@ from mlxd.gateway.endings import Ending
 from mlxd.gateway.ledger import Ledger
 from mlxd.gateway.terms import Terms
 from mlxd.gateway.ticket import Place, Ticket
-from mlxd.gateway.waiting import WaitingLine, startable
+from mlxd.gateway.waiting import Standing, WaitingLine, startable
 from mlxd.holds import Holds
 from mlxd.operations import LiveRequests
 from mlxd.policy import Reject, Take, decide
@@ -97,7 +97,9 @@ class Gateway:
         self._timers[ticket.id] = loop.call_later(self._terms.request_timeout, self._expire, ticket)
         self._live.take()
         self._undelivered.take()
-        self._line.push(ticket)
+        caller = generation.caller
+        standing = Standing(caller.name, caller.weight, generation.priority)
+        self._line.push(ticket, standing)
         return ticket
 
     def _check_open(self) -> None:

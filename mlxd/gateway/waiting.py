@@ -1,8 +1,9 @@
-"""The waiting order of one model: one line for both lanes."""
+"""The waiting order of one model: one line for both lanes, fair between callers."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from mlxd.wire import Lane
@@ -10,36 +11,74 @@ from mlxd.wire import Lane
 T = TypeVar("T", bound=Hashable)
 
 
-class WaitingLine(Generic[T]):
-    """Arrival order, with removal from anywhere.
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What decides about a place, beside its arrival."""
 
-    The one place that knows who is next: an order by key and weight replaces
-    this class and nothing else.
+    caller: str | None = None
+    weight: float = 1.0  # turns that the caller gets, beside other callers
+    priority: int = 0  # higher first, whoever asks
+
+
+ORDINARY = Standing()
+
+
+class WaitingLine(Generic[T]):
+    """Who is next: the highest priority, then the caller that has had least for its weight.
+
+    Every caller has a virtual time, which each of its turns moves on by
+    1 / weight; the earliest goes first, and of equal ones who came first. A
+    caller that comes anew starts at the time of the last turn, so that nobody
+    saves turns up by not asking. With one caller this is the order of arrival.
     """
 
     def __init__(self) -> None:
-        self._order: dict[T, None] = {}  # a dict keeps arrival order and removes in O(1)
+        self._items: dict[T, Standing] = {}  # keeps the order of arrival, removes in O(1)
+        self._waiting: dict[str | None, int] = {}  # items of each caller that has any
+        self._times: dict[str | None, float] = {}
+        self._now = 0.0
 
-    def push(self, item: T) -> None:
-        """Take the last place."""
-        self._order[item] = None
+    def push(self, item: T, standing: Standing = ORDINARY) -> None:
+        """Take a place."""
+        caller = standing.caller
+        if caller not in self._waiting:
+            self._times[caller] = max(self._times.get(caller, 0.0), self._now)
+        self._waiting[caller] = self._waiting.get(caller, 0) + 1
+        self._items[item] = standing
 
     def pop(self) -> T:
         """Take out whoever is next. Raises StopIteration when nobody waits."""
-        item = next(iter(self._order))
-        del self._order[item]
+        item = next(iter(self))
+        standing = self._items[item]
+        self.remove(item)
+        self._now = self._times[standing.caller]
+        self._times[standing.caller] += 1 / standing.weight
         return item
 
     def remove(self, item: T) -> None:
         """Leave the line. Raises KeyError when it does not stand in it."""
-        del self._order[item]
+        caller = self._items.pop(item).caller
+        self._waiting[caller] -= 1
+        if not self._waiting[caller]:
+            del self._waiting[caller]
 
     def __iter__(self) -> Iterator[T]:
         """Those who wait, next first."""
-        return iter(tuple(self._order))
+        if len(self._waiting) < 2:  # sorting is stable: one caller's items are in order already
+            return iter(sorted(self._items, key=lambda item: -self._items[item].priority))
+        turns = {item: turn for turn, item in self._turns()}
+        return iter(sorted(turns, key=turns.__getitem__))
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self._items)
+
+    def _turns(self) -> Iterator[tuple[tuple[int, float, int], T]]:
+        """Each item with its place in the order: priority, virtual time, arrival."""
+        times = dict(self._times)
+        in_order = enumerate(sorted(self._items.items(), key=lambda entry: -entry[1].priority))
+        for arrival, (item, standing) in in_order:
+            yield (-standing.priority, times[standing.caller], arrival), item
+            times[standing.caller] += 1 / standing.weight
 
 
 def startable(running: Iterable[Lane], line: Iterable[Lane], rows: int) -> int:

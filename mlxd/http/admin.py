@@ -10,8 +10,9 @@ from aiohttp import hdrs, web
 from msgspec import Meta
 
 from mlxd.config.values import seconds
-from mlxd.errors import BadRequest, ConfigError, Forbidden, TooLarge
-from mlxd.http.body import json_response, parse_object
+from mlxd.errors import BadRequest, ConfigError, Forbidden
+from mlxd.http.body import json_response, parse_object, read_bytes
+from mlxd.http.context import CONTEXT
 from mlxd.operations import Operations
 
 MAX_BODY_BYTES = 64 * 1024
@@ -98,8 +99,9 @@ class _Admin:
 
 def _direct(handler: Handler) -> Handler:
     async def guarded(request: web.Request) -> web.Response:
+        is_open = request.app[CONTEXT].access().token is None
         for name in FORWARDING:
-            if name in request.headers:
+            if is_open and name in request.headers:
                 raise Forbidden(f"/admin is open, so that it takes no {name} requests")
         return await handler(request)
 
@@ -112,7 +114,7 @@ async def _read(request: web.Request, kind: type[T]) -> T:
     Raises:
         BadRequest: it is not JSON, or not what this call takes.
     """
-    body = await _read_bytes(request)
+    body = await read_bytes(request, limit=MAX_BODY_BYTES)
     # An empty body says its type only by accident; anything else must: a form
     # of a foreign page cannot.
     if not body:
@@ -123,15 +125,6 @@ async def _read(request: web.Request, kind: type[T]) -> T:
         return msgspec.convert(parse_object(body), kind)
     except msgspec.ValidationError as error:
         raise BadRequest(str(error)) from error
-
-
-async def _read_bytes(request: web.Request) -> bytes:
-    body = bytearray()
-    async for chunk in request.content.iter_any():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise TooLarge(f"expected a body of at most {MAX_BODY_BYTES} bytes")
-    return bytes(body)
 
 
 def _timeout(value: float | str | None) -> float | None:

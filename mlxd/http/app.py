@@ -10,8 +10,9 @@ from prometheus_client import CollectorRegistry
 from mlxd.config import ServerSettings
 from mlxd.http import openai, probes
 from mlxd.http.access import add_cors, guard
+from mlxd.http.auth import Access
 from mlxd.http.context import CONTEXT, Context
-from mlxd.http.middleware import observe, stamp_request_id
+from mlxd.http.middleware import authenticate, observe, stamp_request_id
 from mlxd.serving import Directory
 
 
@@ -19,6 +20,7 @@ def make_app(
     directory: Directory,
     *,
     server: Callable[[], ServerSettings],
+    access: Callable[[], Access] = Access,
     registry: CollectorRegistry,
     extra_routes: Sequence[web.AbstractRouteDef] = (),
 ) -> web.Application:
@@ -26,27 +28,55 @@ def make_app(
 
     Args:
         server: settings of the moment, read for each request.
+        access: what is asked of callers at the moment, read for each request.
         registry: what `/metrics` shows.
         extra_routes: mounted beside the public ones, behind the same checks.
     """
-    # The body's limit can change with a reload: `read_object` enforces it, not aiohttp.
-    app = web.Application(middlewares=[observe, guard], client_max_size=0)
-    app[CONTEXT] = Context(directory, server)
-    app.on_response_prepare.append(stamp_request_id)
-    app.on_response_prepare.append(add_cors)
+    app = _guarded_app(Context(directory, server, access))
     app.add_routes([*probes.routes(registry), *openai.ROUTES, *extra_routes])
     return app
 
 
-def make_runner(app: web.Application, *, shutdown_timeout: float) -> web.AppRunner:
+def make_admin_app(
+    directory: Directory,
+    *,
+    server: Callable[[], ServerSettings],
+    access: Callable[[], Access],
+    registry: CollectorRegistry,
+    routes: Sequence[web.AbstractRouteDef],
+) -> web.Application:
+    """What a separate admin listener serves: the admin's routes, probes and `/metrics`."""
+    app = _guarded_app(Context(directory, server, access))
+    app.add_routes([*probes.routes(registry), *routes])
+    return app
+
+
+def _guarded_app(context: Context) -> web.Application:
+    # The body's limit can change with a reload: `read_object` enforces it, not aiohttp.
+    app = web.Application(middlewares=[observe, guard, authenticate], client_max_size=0)
+    app[CONTEXT] = context
+    app.on_response_prepare.append(stamp_request_id)
+    app.on_response_prepare.append(add_cors)
+    return app
+
+
+def make_runner(
+    app: web.Application, *, shutdown_timeout: float, receive_timeout: float
+) -> web.AppRunner:
     """A runner with what the handlers rely on.
 
     A handler is cancelled when its client goes away: that is how a row ends.
 
     Args:
+        receive_timeout: seconds that a connection may be without a request whose
+            headers have come whole: a silent, slow or idle client.
         shutdown_timeout: seconds that `cleanup` waits for handlers before it
             cancels them; drain first, so that only readers that never read are left.
     """
     return web.AppRunner(
-        app, handler_cancellation=True, access_log=None, shutdown_timeout=shutdown_timeout
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=shutdown_timeout,
+        keepalive_timeout=receive_timeout,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Mapping
@@ -10,7 +11,8 @@ from typing import Any, NoReturn
 import msgspec
 from aiohttp import web
 
-from mlxd.errors import BadRequest, TooLarge
+from mlxd.errors import BadRequest, TooLarge, TooSlow
+from mlxd.http.context import CONTEXT
 
 _encoder = msgspec.json.Encoder()
 
@@ -37,11 +39,12 @@ async def read_object(request: web.Request, *, limit: int) -> dict[str, Any]:
 
     Raises:
         TooLarge: the body is longer.
+        TooSlow: it did not come within `server.receive_timeout`.
         BadRequest: it is not sent as JSON, or is not one JSON object.
     """
     if request.content_type != "application/json":
         raise BadRequest("expected Content-Type: application/json")
-    return parse_object(await _read(request, limit))
+    return parse_object(await read_bytes(request, limit=limit))
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
@@ -69,6 +72,16 @@ def parse_object(data: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadRequest("the body must be a JSON object")
     return value
+
+
+async def read_bytes(request: web.Request, *, limit: int) -> bytes:
+    """The request's body, whole. Raises TooLarge and TooSlow, as `read_object`."""
+    seconds = request.app[CONTEXT].server().receive_timeout
+    try:
+        async with asyncio.timeout(seconds):
+            return await _read(request, limit)
+    except TimeoutError:
+        raise TooSlow(f"the request body took longer than {seconds:g} s") from None
 
 
 async def _read(request: web.Request, limit: int) -> bytes:

@@ -8,15 +8,19 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from mlxd.config import ServerSettings
-from mlxd.serving import Directory, Outcome
+from mlxd.http.auth import Access
+from mlxd.serving import ANYBODY, Caller, Directory, Outcome
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The application's ports. `server` is read for each request: a reload changes it."""
+    """The application's ports. `server` and `access` are read for each request: a reload
+    changes them.
+    """
 
     directory: Directory
     server: Callable[[], ServerSettings]
+    access: Callable[[], Access]
 
 
 @dataclass(slots=True)
@@ -25,6 +29,7 @@ class Record:
 
     request_id: str
     started: float  # on the event loop's clock
+    caller: Caller = ANYBODY
     facts: dict[str, object] = field(default_factory=dict)
     first_token: float | None = None
 

@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from mlxd.errors import BadRequest, MethodNotAllowed, MlxdError, NotFound, TooLarge
+from mlxd.errors import BadRequest, MethodNotAllowed, MlxdError, NotFound, TooLarge, Unauthorized
 from mlxd.http.body import json_response
 
 
@@ -57,6 +57,8 @@ def error_response(error: Exception) -> web.Response:
     headers: dict[str, str] = {}
     if told.retry_after is not None:
         headers[hdrs.RETRY_AFTER] = str(told.retry_after)
+    if isinstance(told, Unauthorized):
+        headers[hdrs.WWW_AUTHENTICATE] = 'Bearer realm="mlxd"'
     if isinstance(error, web.HTTPMethodNotAllowed):
         headers[hdrs.ALLOW] = ", ".join(sorted(error.allowed_methods))
     return json_response(error_body(told), status=told.status, headers=headers)

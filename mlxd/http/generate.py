@@ -21,7 +21,7 @@ from mlxd.http.requests import (
     TokenPrompt,
 )
 from mlxd.policy import request_traits
-from mlxd.serving import Directory, Generation, SamplingDefaults, Served, Ticket
+from mlxd.serving import Caller, Directory, Generation, SamplingDefaults, Served, Ticket
 from mlxd.text.stream import Delta, TextStream
 from mlxd.text.tokenizer import Tokenizer
 from mlxd.wire import Capabilities, Sampling, Token
@@ -77,7 +77,7 @@ async def _admitted(
             # Held until it has its place: a model that is replaced meanwhile goes on so long.
             with directory.using(request.model) as served:
                 record.facts["model"] = served.id
-                call = await _prepare(request, served, record.request_id)
+                call = await _prepare(request, served, record.request_id, record.caller)
                 ticket = await entered.enter_async_context(served.gateway.admit(call.generation))
         except MlxdError:
             record.facts["outcome"] = "rejected"
@@ -91,7 +91,7 @@ async def _admitted(
         record.ended(ticket.outcome)
 
 
-async def _prepare(request: TextRequest, served: Served, request_id: str) -> Call:
+async def _prepare(request: TextRequest, served: Served, request_id: str, caller: Caller) -> Call:
     """Tokenise, resolve every default, check against the model.
 
     Raises:
@@ -109,6 +109,8 @@ async def _prepare(request: TextRequest, served: Served, request_id: str) -> Cal
         eos=served.tokenizer.eos_token_ids,
         sampling=sampling,
         traits=request_traits(sampling, seed_set=request.sampling.seed is not None),
+        caller=caller,
+        priority=_priority(request.priority, caller),
     )
     return Call(
         model=served.id,
@@ -244,6 +246,15 @@ def _check_prompt(prompt: Sequence[int], param: str, capabilities: Capabilities)
             "the number of this model's tokens",
             param=param,
         )
+
+
+def _priority(asked: int, caller: Caller) -> int:
+    if asked > caller.max_priority:
+        raise BadRequest(
+            f"priority is {asked}; this API key allows up to {caller.max_priority}",
+            param="priority",
+        )
+    return asked
 
 
 def _limit(asked: Limit | None, defaults: SamplingDefaults, prompt: int, context: int) -> int:

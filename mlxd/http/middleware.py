@@ -12,7 +12,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from mlxd.errors import MlxdError
-from mlxd.http.context import RECORD, Record
+from mlxd.http.auth import identify, offered, scope_of
+from mlxd.http.context import CONTEXT, RECORD, Record
 from mlxd.http.envelope import error_response
 
 REQUEST_ID_HEADER = "x-request-id"
@@ -40,6 +41,15 @@ async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
         raise
     finally:
         _log_line(request, record, status)
+
+
+@web.middleware
+async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse who may not do this, before anything of the request is read."""
+    access = request.app[CONTEXT].access()
+    secret = offered(request.headers)
+    request[RECORD].caller = identify(access, scope_of(request.path), secret)
+    return await handler(request)
 
 
 async def stamp_request_id(request: web.Request, response: web.StreamResponse) -> None:
@@ -76,6 +86,8 @@ def _request_id(request: web.Request) -> str:
 def _log_line(request: web.Request, record: Record, status: int | None) -> None:
     now = asyncio.get_running_loop().time()
     facts = dict(record.facts)
+    if record.caller.name is not None:
+        facts["key"] = record.caller.name
     if record.first_token is not None:
         facts["first_token_seconds"] = round(record.first_token - record.started, 4)
     write = log.debug if request.path in _QUIET_PATHS else log.info

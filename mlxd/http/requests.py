@@ -81,3 +81,4 @@ class TextRequest:
     stops: tuple[str, ...]
     stream: bool
     include_usage: bool
+    priority: int = 0  # higher first

@@ -141,6 +141,7 @@ class _Body(_Part):
     frequency_context_size: ContextSize = 20
     logit_bias: Annotated[dict[int, Bias], BeforeValidator(_bias_ids)] = Field(default_factory=dict)
     n: One = 1
+    priority: int = Field(0, ge=0)  # of the waiting line; up to what the caller's key allows
     xtc_probability: Annotated[float, _offered(lambda p: p == 0, "XTC sampling")] = 0.0
 
     @property
@@ -178,6 +179,7 @@ class _Body(_Part):
             stops=self.stop,
             stream=self.stream,
             include_usage=self.stream_options.include_usage,
+            priority=self.priority,
         )
 
 

@@ -93,6 +93,7 @@ class Place:
         *,
         listen: str = "127.0.0.1:0",
         drain_timeout: str = "10s",
+        server: str = "",
         model: str = "",
         env: str = "",
         more: str = "",
@@ -104,6 +105,7 @@ class Place:
             listen = "{listen}"
             drain_timeout = "{drain_timeout}"
             cache_dir = "{self.folder / "cache"}"
+            {server}
             [log]
             format = "json"
             [models.tiny]
@@ -301,6 +303,61 @@ async def test_sighup_applies_a_good_file_and_refuses_a_bad_one(place: Place):
             metrics = await answer.text()
         assert 'mlxd_reloads_total{result="success"} 1.0' in metrics
         assert 'mlxd_reloads_total{result="failure"} 2.0' in metrics
+
+
+async def test_keys_change_by_reload(place: Place):
+    """A key that is taken out of the file stops working at the next SIGHUP; nothing restarts."""
+    (place.folder / "token").write_text("operator")
+    keys = place.folder / "keys"
+    keys.write_text("old:first-key\n")
+    place.write(server='api_keys_file = "keys"', more='[admin]\ntoken_file = "token"')
+
+    async with place.serving() as daemon:
+
+        async def status(secret: str) -> int:
+            headers = {"Authorization": f"Bearer {secret}"}
+            url = f"{daemon.base}/v1/models"
+            async with daemon.client.get(url, headers=headers) as answer:
+                return answer.status
+
+        assert (await status("first-key"), await status("second-key")) == (200, 401)
+        keys.write_text("new:second-key\n")
+        daemon.signal(signal.SIGHUP)
+        assert (await daemon.logged("reloaded"))["plan"]["server"] == ["api_keys_file"]
+        assert (await status("first-key"), await status("second-key")) == (401, 200)
+
+        keys.write_text("new:\n")
+        daemon.signal(signal.SIGHUP)
+        failure = await daemon.logged("reload failed; nothing has changed")
+        assert "the key is empty" in failure["problems"][0]
+        assert await status("second-key") == 200
+        daemon.signal(signal.SIGTERM)
+        await daemon.ended()
+
+    told = json.dumps(daemon.log)
+    assert not any(secret in told for secret in ("first-key", "second-key", "operator"))
+
+
+async def test_admin_has_a_listener_of_its_own(place: Place):
+    """On a Unix socket it needs no token, and the public listener has no /admin at all."""
+    path = place.folder / "a"
+    (place.folder / "keys").write_text("one:a-key\n")
+    place.write(server='api_keys_file = "keys"', more=f'[admin]\nlisten = "unix:{path}"')
+
+    async with place.serving() as daemon:
+        connector = aiohttp.UnixConnector(str(path))
+        async with aiohttp.ClientSession("http://localhost", connector=connector) as operator:
+            for route in ("/admin/status", "/metrics", "/readyz"):
+                async with operator.get(route) as answer:
+                    assert answer.status == 200, route
+            async with operator.get("/v1/models") as answer:
+                assert answer.status == 404
+        headers = {"Authorization": "Bearer a-key"}
+        async with daemon.client.get(f"{daemon.base}/admin/status", headers=headers) as answer:
+            assert answer.status == 404
+        assert await daemon.status("/admin/status") == 401
+        daemon.signal(signal.SIGTERM)
+        assert await daemon.ended() == 0
 
 
 async def test_log_level_changes_by_reload(place: Place):

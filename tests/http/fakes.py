@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from mlxd.config import ServerSettings
 from mlxd.errors import Draining, MlxdError, NotFound
 from mlxd.http.app import make_app, make_runner
+from mlxd.http.auth import Access
 from mlxd.serving import Generation, Identity, Outcome, SamplingDefaults, Served
 from mlxd.text.tokenizer import Tokenizer
 from mlxd.wire import Capabilities, Lane, Token, TokenLogprobs
@@ -193,16 +194,19 @@ async def serving(
     server: ServerSettings | None = None,
     routes: Sequence[web.AbstractRouteDef] = (),
     registry: CollectorRegistry | None = None,
+    access: Access | None = None,
 ) -> AsyncIterator[str]:
     """A real server on a free port; gives its address."""
     settings = server or ServerSettings()
     app = make_app(
         models,
         server=lambda: settings,
+        access=lambda: access or Access(),
         registry=registry or CollectorRegistry(),
         extra_routes=routes,
     )
-    runner = make_runner(app, shutdown_timeout=1.0)
+    timeout = settings.receive_timeout
+    runner = make_runner(app, shutdown_timeout=1.0, receive_timeout=timeout)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -50,6 +50,7 @@ OUT_OF_RANGE: dict[str, list[object]] = {
     "stream_options": [True, []],
     "model": [5, True, ["m"]],
     "xtc_probability": [0.5],
+    "priority": [-1, 1.5, "1", True],
 }
 
 
