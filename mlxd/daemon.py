@@ -14,7 +14,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -28,6 +28,7 @@ from mlxd.config import Settings, cache_dir, load, parse_listen
 from mlxd.errors import ConfigError, Conflict
 from mlxd.host.fetcher import Fetcher
 from mlxd.host.link import ENGINE_COMMAND
+from mlxd.host.restarts import RestartPolicy
 from mlxd.host.run import Means, TokenizerLoader
 from mlxd.http.admin import admin_routes
 from mlxd.http.app import make_admin_app, make_app, make_runner
@@ -55,6 +56,7 @@ class Parts:
 
     engine_command: Sequence[str] = ENGINE_COMMAND  # `--fd N` is added
     load_tokenizer: TokenizerLoader = load_tokenizer
+    restarts: RestartPolicy = field(default_factory=RestartPolicy)
 
 
 def run(config_path: Path, parts: Parts | None = None) -> int:
@@ -115,6 +117,7 @@ class Daemon:
             locate=Fetcher(cache).locate,
             load_tokenizer=parts.load_tokenizer,
             metrics=Metrics(registry),
+            restarts=parts.restarts,
         )
         self._supervisor = Supervisor(
             settings, means, read=partial(load, path, os.environ), on_change=_apply_log

@@ -112,8 +112,8 @@ class Supervisor:
         hosts = [*self._now.hosts.values()]
         for host in hosts:
             host.drain()
-        # Nobody waits for models that do not serve yet.
-        await stop_all([*self._building, *(host for host in hosts if host.state is State.STARTING)])
+        # Nobody waits for models that have not served yet.
+        await stop_all([*self._building, *(host for host in hosts if not host.was_ready)])
         await finish(hosts, self._now.settings.server.drain_timeout, delivered)
         await stop_all(hosts)
         await asyncio.gather(*self._retiring.values())
@@ -226,7 +226,7 @@ class Supervisor:
         self._building = tuple(built.values())
         try:
             for host in self._building:
-                host.start()
+                host.start(patient=False)
             await asyncio.gather(*(host.started() for host in self._building))
             self._refuse_while_stopping()
             _refuse_failures(self._building)

@@ -35,6 +35,11 @@ def failed(message: str, tokens: int) -> Ending:
     return Ending("error", "length", tokens, EngineFailed(message))
 
 
+def lost(reason: str, tokens: int) -> Ending:
+    """The engine is gone."""
+    return failed(f"the model's engine failed: {reason}", tokens)
+
+
 def cancelled(tokens: int) -> Ending:
     """The consumer left first."""
     return Ending("cancelled", "length", tokens)

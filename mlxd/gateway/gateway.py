@@ -8,12 +8,13 @@ wants something. Only tickets are awaited, by their consumers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from mlxd.errors import BadRequest, Draining, ModelNotReady, QueueFull, TimedOut
 from mlxd.gateway import endings
 from mlxd.gateway.endings import Ending
+from mlxd.gateway.inengine import InEngine, Send, suspected
 from mlxd.gateway.ledger import Ledger
 from mlxd.gateway.terms import Terms
 from mlxd.gateway.ticket import Place, Ticket
@@ -22,48 +23,26 @@ from mlxd.holds import Holds
 from mlxd.operations import LiveRequests
 from mlxd.policy import Reject, Take, decide
 from mlxd.serving import Generation
-from mlxd.wire import (
-    Cancel,
-    Capabilities,
-    Finished,
-    Lane,
-    Retune,
-    Started,
-    Step,
-    ToEngine,
-)
+from mlxd.wire import BatchTuning, Capabilities, Finished, Lane, Retune, Started, Step
 
 #: Requests that the engine holds beyond its free rows, so that a row that ends
 #: is followed at once. More would take the order out of this gateway's hands.
 LOOKAHEAD = 2
 #: Seconds after which a client that met a drain may ask again.
 DRAIN_RETRY = 5
-
-
-class ProtocolError(Exception):
-    """The engine said something that cannot be; it must not be trusted further."""
+#: The same for one that met a model without an engine: it starts, or starts again.
+ENGINE_RETRY = 5
 
 
 class Gateway:
-    """Fulfils `serving.Gateway` for one engine, from its readiness to its end."""
+    """Fulfils `serving.Gateway` for one model, over all the engines that it has in its life."""
 
-    def __init__(
-        self,
-        capabilities: Capabilities,
-        terms: Terms,
-        send: Callable[[ToEngine], None],
-        ledger: Ledger,
-    ) -> None:
-        """
-        Args:
-            send: hands a frame to the engine without blocking.
-        """
-        self._capabilities = capabilities
+    def __init__(self, terms: Terms, ledger: Ledger) -> None:
+        self._capabilities: Capabilities | None = None
         self._terms = terms
-        self._send = send
         self._ledger = ledger
         self._line: WaitingLine[Ticket] = WaitingLine()
-        self._rows: dict[int, Ticket] = {}  # sent and not `Finished`, by id, in the engine's order
+        self._engine = InEngine()
         self._next_id = 0
         self._open = True
         self._lost: str | None = None
@@ -88,8 +67,7 @@ class Gateway:
             self._leave(ticket)
 
     def _accept(self, generation: Generation) -> Ticket:
-        self._check_open()
-        take = self._choose_lane(generation)
+        take = self._choose_lane(generation, self._check_open())
         self._check_queue(take.lane)
         loop = asyncio.get_running_loop()
         ticket = Ticket(self._next_id, generation, take, loop.time(), self)
@@ -102,15 +80,18 @@ class Gateway:
         self._line.push(ticket, standing)
         return ticket
 
-    def _check_open(self) -> None:
+    def _check_open(self) -> Capabilities:
         if self._lost is not None:
             raise ModelNotReady(f"the model's engine has failed: {self._lost}")
         if not self._open:
             raise Draining("the model is draining", retry_after=DRAIN_RETRY)
+        if self._capabilities is None or not self._engine.attached:
+            raise ModelNotReady("the model's engine is starting", retry_after=ENGINE_RETRY)
+        return self._capabilities
 
-    def _choose_lane(self, generation: Generation) -> Take:
+    def _choose_lane(self, generation: Generation, capabilities: Capabilities) -> Take:
         answer = decide(
-            generation.traits, self._terms.policy, self._terms.batch.width, self._capabilities
+            generation.traits, self._terms.policy, self._terms.batch.width, capabilities
         )
         self._ledger.decided(answer)
         if isinstance(answer, Reject):
@@ -122,9 +103,7 @@ class Gateway:
         return answer
 
     def _check_queue(self, lane: Lane) -> None:
-        running = [
-            ticket.lane for ticket in self._rows.values() if ticket.runs and ticket.ending is None
-        ]
+        running = [ticket.lane for ticket in self._engine.live()]
         line = [ticket.lane for ticket in self._waiting()] + [lane]
         queued = len(line) - startable(running, line, self._terms.batch.width)
         if queued > self._terms.batch.queue:
@@ -153,9 +132,56 @@ class Gateway:
 
     # --- the engine's word
 
+    def attach(self, capabilities: Capabilities, loaded: BatchTuning, send: Send) -> None:
+        """An engine is ready: it gets what waits.
+
+        Args:
+            capabilities: those of the engine before, if there was one: what waits was
+                checked against them.
+            loaded: the settings that it was started with; others may be in force by now.
+            send: hands a frame to it without blocking.
+        """
+        self._capabilities = capabilities
+        self._engine.attach(send)
+        if loaded != self._terms.tuning:
+            self._engine.tell(Retune(self._terms.tuning))
+        self._hand_out()
+
+    def detach(self, reason: str) -> None:
+        """The engine is gone, and another will come.
+
+        What had no token yet goes back to the head of the line, in its order, and runs
+        again. What had one ends with an error, and so does what was run again before:
+        it may be what ends engines.
+        """
+        had = self._engine.detach()
+        self.kv_bytes = self.prefix_cache_bytes = 0
+        suspects = suspected(had)
+        again = []
+        for ticket in had:
+            if ticket.ending is not None:
+                continue
+            if ticket.received or (ticket in suspects and ticket.replayed):
+                self._end(ticket, endings.lost(reason, ticket.received))
+                continue
+            if ticket in suspects:
+                ticket.replayed = True
+                self._ledger.replayed()
+            ticket.place = Place.WAITING
+            again.append(ticket)
+        self._line.put_back(again)
+
+    def lost(self, reason: str) -> None:
+        """The engine is gone for good: everything accepted ends with an error."""
+        self._lost = reason
+        accepted = [*self._line, *self._engine.detach()]
+        self.kv_bytes = self.prefix_cache_bytes = 0
+        for ticket in accepted:
+            self._end(ticket, endings.lost(reason, ticket.received))
+
     def started(self, frame: Started) -> None:
         """A request left the engine's line. Raises ProtocolError for an unknown id."""
-        ticket = self._row(frame.id)
+        ticket = self._engine.find(frame.id)
         ticket.place = Place.RUNNING
         ticket.cached_tokens = frame.cached_tokens
         self._ledger.started(ticket, asyncio.get_running_loop().time())
@@ -168,29 +194,18 @@ class Gateway:
         self._ledger.stepped(frame)
         now = asyncio.get_running_loop().time()
         for token in frame.tokens:
-            ticket = self._row(token.id)
+            ticket = self._engine.find(token.id)
             if ticket.ending is None:
                 self._ledger.token(ticket, now)
                 ticket.deliver(token)
 
     def finished(self, frame: Finished) -> None:
         """A request's row is free. Raises ProtocolError for an unknown id."""
-        ticket = self._row(frame.id)
-        del self._rows[frame.id]
+        ticket = self._engine.remove(frame.id)
         ticket.finished = frame
         self._end(ticket, endings.of_row(frame))
         self._ledger.finished(ticket, frame)
         self._hand_out()
-
-    def lost(self, reason: str) -> None:
-        """The engine is gone: everything accepted ends with an error."""
-        self._lost = reason
-        accepted = self._accepted()
-        self._rows.clear()
-        self.kv_bytes = self.prefix_cache_bytes = 0
-        for ticket in accepted:
-            message = f"the model's engine failed: {reason}"
-            self._end(ticket, endings.failed(message, ticket.received))
 
     # --- the operator's word
 
@@ -207,13 +222,14 @@ class Gateway:
         tuning = self._terms.tuning
         self._terms = terms
         if terms.tuning != tuning:
-            self._send(Retune(terms.tuning))
+            self._engine.tell(Retune(terms.tuning))
         self._hand_out()
 
     def cut(self) -> None:
         """The drain's deadline: what runs ends with what it has, what waits or comes fails."""
         self.close()
-        for ticket in self._accepted():
+        # The line first: else each row that ends would hand out one more of it.
+        for ticket in [*self._line, *self._engine]:
             error = Draining("the drain's deadline came", retry_after=DRAIN_RETRY)
             self._end(ticket, endings.drained(ticket.received, runs=ticket.runs, error=error))
 
@@ -227,7 +243,7 @@ class Gateway:
 
     def running(self, lane: Lane) -> int:
         """Requests that hold a row, those that were cancelled and still leave it included."""
-        return sum(ticket.runs and ticket.lane is lane for ticket in self._rows.values())
+        return self._engine.running(lane)
 
     def waiting(self, lane: Lane) -> int:
         """Accepted requests that hold no row yet."""
@@ -235,10 +251,7 @@ class Gateway:
 
     def live(self) -> LiveRequests:
         """What has not ended; a row that was given up and still leaves the engine has."""
-        return LiveRequests(
-            running=sum(ticket.runs and ticket.ending is None for ticket in self._rows.values()),
-            waiting=len(self._waiting()),
-        )
+        return LiveRequests(running=len(self._engine.live()), waiting=len(self._waiting()))
 
     # --- inside
 
@@ -252,8 +265,8 @@ class Gateway:
             return ticket.ending
         if ticket.place is Place.WAITING:
             self._line.remove(ticket)
-        elif ticket.id in self._rows:
-            self._send(Cancel(ticket.id))
+        elif ticket in self._engine:
+            self._engine.give_up(ticket)
         ticket.close(ending)
         self._timers.pop(ticket.id).cancel()
         self._live.release()
@@ -261,38 +274,19 @@ class Gateway:
         return ending
 
     def _waiting(self) -> list[Ticket]:
-        in_engine = [
-            ticket
-            for ticket in self._rows.values()
-            if ticket.place is Place.SENT and ticket.ending is None
-        ]
-        return [*in_engine, *self._line]
+        return [*self._engine.waiting(), *self._line]
 
     def _hand_out(self) -> None:
-        if self._lost is not None:
+        if not self._engine.attached:
             return
-        running = sum(ticket.runs for ticket in self._rows.values())
+        running = self._engine.running()
         room = max(self._terms.batch.width - running, 0) + LOOKAHEAD
-        for _ in range(min(room - (len(self._rows) - running), len(self._line))):
-            ticket = self._line.pop()
-            ticket.place = Place.SENT
-            self._send(ticket.submission())
-            self._rows[ticket.id] = ticket
+        for _ in range(min(room - (len(self._engine) - running), len(self._line))):
+            self._engine.take(self._line.pop())
 
     def _retry_after(self, lane: Lane, queued: int) -> int:
         abreast = self._terms.batch.width if lane is Lane.BATCH else 1
         return self._ledger.retry_after(queued, abreast)
-
-    def _row(self, number: int) -> Ticket:
-        try:
-            return self._rows[number]
-        except KeyError:
-            message = f"the engine named request {number}, which it does not hold"
-            raise ProtocolError(message) from None
-
-    def _accepted(self) -> list[Ticket]:
-        # The line first: else each row that ends would hand out one more of it.
-        return [*self._line, *self._rows.values()]
 
     def _expire(self, ticket: Ticket) -> None:
         error = TimedOut(

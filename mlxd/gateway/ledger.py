@@ -37,9 +37,10 @@ class Ledger:
         self._metrics.rejected()
 
     def started(self, ticket: Ticket, now: float) -> None:
-        """The request got its row."""
+        """The request got its row, perhaps its second."""
+        if ticket.times.started is None:
+            self._metrics.started(ticket.lane, now - ticket.times.accepted)
         ticket.times.started = now
-        self._metrics.started(ticket.lane, now - ticket.times.accepted)
         if ticket.lane is Lane.BATCH:
             self._metrics.looked_up(len(ticket.generation.prompt), ticket.cached_tokens)
 
@@ -52,6 +53,14 @@ class Ledger:
         else:
             self._metrics.next_token(ticket.lane, now - times.last_token)
         times.last_token = now
+
+    def replayed(self) -> None:
+        """A request runs again: the engine that had it died before it gave a token."""
+        self._metrics.replayed()
+
+    def restarted(self) -> None:
+        """Another engine is started in the place of one that died."""
+        self._metrics.restarted()
 
     def confirmed(self, ticket: Ticket, tokens: int) -> None:
         """These tokens count as usage, whatever comes."""

@@ -65,6 +65,7 @@ class Ticket:
         self.ending: Ending | None = None
         self.finished: Finished | None = None
         self.left = False  # its context has exited
+        self.replayed = False  # an engine that died had it, and it runs again
         self._desk = desk
         self._unread: list[Token] = []
         self._handed = 0  # tokens in the batch that the consumer has now

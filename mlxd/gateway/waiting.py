@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Generic, TypeVar
 
 from mlxd.wire import Lane
@@ -33,6 +34,7 @@ class WaitingLine(Generic[T]):
     """
 
     def __init__(self) -> None:
+        self._returned: dict[T, None] = {}
         self._items: dict[T, Standing] = {}  # keeps the order of arrival, removes in O(1)
         self._waiting: dict[str | None, int] = {}  # items of each caller that has any
         self._times: dict[str | None, float] = {}
@@ -46,9 +48,16 @@ class WaitingLine(Generic[T]):
         self._waiting[caller] = self._waiting.get(caller, 0) + 1
         self._items[item] = standing
 
+    def put_back(self, items: Iterable[T]) -> None:
+        """Take the first places, in this order, before everybody: they had their turn before."""
+        self._returned = dict.fromkeys(items) | self._returned
+
     def pop(self) -> T:
         """Take out whoever is next. Raises StopIteration when nobody waits."""
         item = next(iter(self))
+        if item in self._returned:
+            del self._returned[item]
+            return item
         standing = self._items[item]
         self.remove(item)
         self._now = self._times[standing.caller]
@@ -57,6 +66,9 @@ class WaitingLine(Generic[T]):
 
     def remove(self, item: T) -> None:
         """Leave the line. Raises KeyError when it does not stand in it."""
+        if item in self._returned:
+            del self._returned[item]
+            return
         caller = self._items.pop(item).caller
         self._waiting[caller] -= 1
         if not self._waiting[caller]:
@@ -64,13 +76,16 @@ class WaitingLine(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """Those who wait, next first."""
-        if len(self._waiting) < 2:  # sorting is stable: one caller's items are in order already
-            return iter(sorted(self._items, key=lambda item: -self._items[item].priority))
-        turns = {item: turn for turn, item in self._turns()}
-        return iter(sorted(turns, key=turns.__getitem__))
+        return chain(tuple(self._returned), self._in_turn())
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._returned) + len(self._items)
+
+    def _in_turn(self) -> list[T]:
+        if len(self._waiting) < 2:  # sorting is stable: one caller's items are in order already
+            return sorted(self._items, key=lambda item: -self._items[item].priority)
+        turns = {item: turn for turn, item in self._turns()}
+        return sorted(turns, key=turns.__getitem__)
 
     def _turns(self) -> Iterator[tuple[tuple[int, float, int], T]]:
         """Each item with its place in the order: priority, virtual time, arrival."""

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from asyncio import StreamReader
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-KEPT_LINES = 20
+KEPT_LINES = 100
 MAX_LINE_BYTES = 2_000
 _CHUNK_BYTES = 64 * 1024
+
+#: Lines of what Python's faulthandler prints when native code ends the process.
+_DUMP = re.compile(
+    r"Fatal Python error: |(Current thread|Thread) 0x|  File \"|  <no Python frame>|  \.\.\.$"
+    r"|Extension modules: |(Current thread's )?C stack trace|  Binary file \"|  <truncated"
+)
+
+
+def cause(lines: Sequence[str]) -> str | None:
+    """The line that tells best why a process ended: its last, or that before a crash's dump."""
+    told = [line for line in lines if not _DUMP.match(line)]
+    fatal = [line for line in lines if line.startswith("Fatal Python error: ")]
+    if fatal and lines.index(fatal[-1]) == 0:
+        return fatal[-1]
+    return told[-1] if told else None
 
 
 class LastWords:

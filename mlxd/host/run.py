@@ -16,7 +16,9 @@ import structlog
 from mlxd import blas
 from mlxd.config import ModelSettings
 from mlxd.gateway import Gateway, ProtocolError
+from mlxd.host.lastwords import cause
 from mlxd.host.link import EngineLink, engine_environment
+from mlxd.host.restarts import RestartPolicy
 from mlxd.host.scratch import scratch
 from mlxd.metrics import Metrics
 from mlxd.operations import EngineStatus, PhaseStatus
@@ -24,6 +26,7 @@ from mlxd.text.tokenizer import Tokenizer
 from mlxd.wire import (
     BatchTuning,
     Finished,
+    FinishReason,
     Hello,
     LoadFailed,
     Phase,
@@ -36,9 +39,16 @@ from mlxd.wire import (
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
+#: Ends of requests that an engine which works comes to.
+_BY_ITSELF = frozenset({FinishReason.STOP, FinishReason.LENGTH})
 
-class EngineEnded(Exception):
-    """The engine cannot, or will not, serve; the message says why."""
+
+class CannotServe(Exception):
+    """The model cannot be served, and another engine would not change that; says why."""
+
+
+class EngineDied(Exception):
+    """The engine is gone; its post-mortem says why."""
 
 
 #: Takes a model's folder and whether its own code may be run; raises TokenizerError.
@@ -55,6 +65,7 @@ class Means:
     locate: Callable[[str], Awaitable[Path]]  # a source's local folder; raises FetchFailed
     load_tokenizer: TokenizerLoader
     metrics: Metrics
+    restarts: RestartPolicy
 
 
 class EngineRun:
@@ -62,7 +73,8 @@ class EngineRun:
 
     def __init__(self, model: str, blas_choice: str, link: EngineLink) -> None:
         self.link = link
-        self.loaded: Ready | None = None
+        self.worked = False  # it has finished a request by itself
+        self._ready_at: float | None = None
         self._frames = link.frames()
         self._hello: Hello | None = None
         self._phase: tuple[Phase, float] | None = None  # and when it was said
@@ -93,7 +105,8 @@ class EngineRun:
         """Have the model loaded and warmed up.
 
         Raises:
-            EngineEnded: it cannot be served, or the process is gone.
+            CannotServe: the engine says so.
+            EngineDied: the process is gone.
         """
         self.link.send(
             Start(
@@ -109,13 +122,13 @@ class EngineRun:
                 case Hello() | Phase():
                     self._note(frame)
                 case Ready():
-                    self.loaded = frame
+                    self._ready_at = time.monotonic()
                     return frame
                 case LoadFailed():
-                    raise EngineEnded(frame.message)
+                    raise CannotServe(frame.message)
                 case _:
                     raise ProtocolError(f"{type(frame).__name__} from an engine that still loads")
-        raise EngineEnded(await self.post_mortem())
+        raise EngineDied
 
     async def serve(self, gateway: Gateway) -> None:
         """Pass on what the engine says, until it is gone.
@@ -130,8 +143,18 @@ class EngineRun:
         """Why the process ended, as far as it can be known. Waits, briefly, for its end."""
         status = await self.link.ended()
         how = f"status {status}" if status >= 0 else signal.Signals(-status).name
-        words = self.link.last_words
-        return f"the engine ended with {how}" + (f": {words[-1]}" if words else "")
+        told = cause(self.words)
+        return f"the engine ended with {how}" + (f": {told}" if told else "")
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The last lines that it printed."""
+        return self.link.last_words
+
+    @property
+    def served(self) -> float:
+        """Seconds since it was ready, 0 where it was not."""
+        return 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
 
     def engine(self) -> EngineStatus | None:
         """Who it is; None before its first frame."""
@@ -156,6 +179,7 @@ class EngineRun:
                 gateway.started(frame)
             case Finished():
                 gateway.finished(frame)
+                self.worked |= frame.reason in _BY_ITSELF
             case Phase():
                 self._note(frame)
             case _:
@@ -169,23 +193,6 @@ class EngineRun:
         self._log.info("engine started", device=frame.device, blas=frame.blas.name)
         if frame.blas.name == "reference" and self._blas_choice != "none":
             self._log.warning(blas.ADVICE)
-
-
-async def load(
-    run: EngineRun,
-    folder: Path,
-    settings: ModelSettings,
-    tuning: BatchTuning,
-    load_tokenizer: TokenizerLoader,
-) -> tuple[Ready, Tokenizer]:
-    """Load model and tokenizer side by side; the first to fail ends the other."""
-    try:
-        async with asyncio.TaskGroup() as both:
-            loaded = both.create_task(run.load(folder, settings, tuning))
-            tokenizer = both.create_task(load_tokenizer(folder, settings.trust_remote_code))
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    return loaded.result(), tokenizer.result()
 
 
 def _environment(folder: Path, settings: ModelSettings, means: Means) -> dict[str, str]:

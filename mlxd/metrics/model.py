@@ -41,6 +41,8 @@ class ModelMetrics:
         self._prefix_query = metrics.prefix_cache_query_tokens.labels(model)
         self._prefix_hit = metrics.prefix_cache_hit_tokens.labels(model)
         self._discarded = metrics.discarded_tokens.labels(model)
+        self._replays = metrics.replays.labels(model)
+        self._restarts = metrics.engine_restarts.labels(model)
         self._step_seconds = metrics.step_seconds.labels(model)
         self._step_rows = metrics.step_rows.labels(model)
 
@@ -91,6 +93,14 @@ class ModelMetrics:
     def discarded(self, tokens: int) -> None:
         """Tokens computed past an end."""
         self._discarded.inc(tokens)
+
+    def replayed(self) -> None:
+        """A request runs again on a new engine."""
+        self._replays.inc()
+
+    def restarted(self) -> None:
+        """An engine that died is followed by another."""
+        self._restarts.inc()
 
     def prefilled(self, lane: Lane, *, computed: int, cached: int, seconds: float | None) -> None:
         """What the engine says of a request's prompt at its end.

@@ -104,6 +104,12 @@ class Metrics:
             "mlxd_discarded_tokens_total", "Tokens computed past the end of their request."
         )
 
+        self.replays = counter(
+            "mlxd_replays_total", "Requests run again because their engine died before a token."
+        )
+        self.engine_restarts = counter(
+            "mlxd_engine_restarts_total", "Engines started in the place of one that died."
+        )
         self.prefix_cache_query_tokens = counter(
             "mlxd_prefix_cache_query_tokens_total", "Prompt tokens looked up in the prefix cache."
         )

@@ -9,7 +9,8 @@ Its behaviour is scripted by the model's `env` table and by prompts:
 - `FAKE_BATCHABLE`: the only trait that it can batch, instead of all.
 - `FAKE_STUBBORN`: neither a `Stop` frame, nor end-of-file, nor SIGTERM ends it.
 - A prompt that begins with `!` kills the process at the row's third token, one
-  that begins with `?` fails its own row there.
+  that begins with `*` before its first, and one that begins with `?` fails its
+  own row at its third.
 """
 
 from __future__ import annotations
@@ -159,6 +160,8 @@ class Engine:
             submit = self.line.pop(0)
             self.rows.append(Row(submit))
             self.send(Started(submit.id))
+            if chr(submit.prompt[0]) == "*":
+                os.kill(os.getpid(), signal.SIGKILL)
 
     def step(self) -> None:
         gate = os.environ.get("FAKE_GATE")

@@ -83,7 +83,8 @@ class Bench:
         self.sent: list[ToEngine] = []
         self.model_metrics = ModelMetrics(self.metrics, MODEL)
         ledger = Ledger(self.model_metrics)
-        self.gateway = Gateway(capabilities, agreed, self.sent.append, ledger)
+        self.gateway = Gateway(agreed, ledger)
+        self.gateway.attach(capabilities, agreed.tuning, self.sent.append)
 
     # the figures that a host gives
 

@@ -8,9 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
+from mlxd.host.restarts import RestartPolicy
 from mlxd.text.detokenize import BytePieces
 from mlxd.text.tokenizer import Tokenizer
 
+#: Three deaths in a row, and hardly any waiting between them.
+QUICK_RESTARTS = RestartPolicy(first=0.01, longest=0.02, limit=3)
 ENGINE_COMMAND = (sys.executable, "-m", "tests.daemon.fake_engine")
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from mlxd.config import BatchSettings, PolicySettings
 from mlxd.errors import BadRequest, Draining, EngineFailed, ModelNotReady, QueueFull, TimedOut
-from mlxd.gateway.gateway import LOOKAHEAD, Gateway, ProtocolError
+from mlxd.gateway import Gateway, ProtocolError
+from mlxd.gateway.gateway import LOOKAHEAD
 from mlxd.gateway.ledger import Ledger
 from mlxd.gateway.terms import Terms
 from mlxd.operations import LiveRequests
@@ -400,6 +401,82 @@ class TestEnds:
         async with asyncio.timeout(1):
             await bench.gateway.idle()
 
+    async def test_engine_that_is_followed_by_another_loses_only_what_had_tokens(self, admitted):
+        """The rest goes back to the head of the line in its order, and runs on the next."""
+        bench = Bench(terms(width=2))
+        with_token, without, *line = await admitted(bench, *"abcdef")
+        bench.start(with_token, without)
+        bench.step(with_token, 5)
+
+        bench.gateway.detach("killed")
+
+        assert [token.token for token in await anext(with_token)] == [5]
+        with pytest.raises(EngineFailed, match="killed"):
+            await anext(with_token)
+        with pytest.raises(ModelNotReady):
+            await admitted(bench, "late")
+        assert bench.gateway.live() == LiveRequests(running=0, waiting=5)
+        bench.sent.clear()
+        bench.gateway.attach(EVERYTHING, terms().tuning, bench.sent.append)
+        assert bench.submitted() == [without.id, *(ticket.id for ticket in line[:3])]
+        for ticket in (without, *line):
+            bench.start(ticket)
+            bench.finish(ticket, generated=1)
+            assert await read(ticket) == []
+        assert bench.value("mlxd_replays_total") == 1
+        assert bench.value("mlxd_queue_seconds_count", lane="batch") == 6
+
+    async def test_what_an_engine_had_begun_is_run_again_once(self, admitted):
+        """The second engine that dies with it ends it; what only waited behind it is no suspect."""
+        bench = Bench(terms(width=1))
+        suspect, *others = await admitted(bench, *"abc")
+        for _ in range(2):
+            bench.start(suspect)
+            bench.gateway.detach("killed")
+            bench.gateway.attach(EVERYTHING, terms(width=1).tuning, bench.sent.append)
+
+        with pytest.raises(EngineFailed):
+            await read(suspect)
+        assert bench.gateway.live() == LiveRequests(running=0, waiting=2)
+        assert bench.submitted()[-2:] == [ticket.id for ticket in others]
+
+    async def test_engine_that_had_begun_nothing_was_ended_by_its_first_request(self, admitted):
+        """A request is looked at before its start is told: it cannot kill engines for ever."""
+        bench = Bench(terms(width=1))
+        first, second = await admitted(bench, *"ab")
+        for _ in range(2):
+            bench.gateway.detach("killed")
+            bench.gateway.attach(EVERYTHING, terms(width=1).tuning, bench.sent.append)
+
+        with pytest.raises(EngineFailed):
+            await read(first)
+        assert bench.gateway.live() == LiveRequests(running=0, waiting=1)
+        assert bench.submitted()[-1] == second.id
+
+    async def test_a_new_engine_learns_what_changed_while_it_loaded(self, admitted):
+        """It was started with other settings than those in force when it is ready."""
+        bench = Bench(terms(width=1))
+        bench.gateway.detach("killed")
+        bench.gateway.retune(terms(width=4))
+        bench.sent.clear()
+
+        bench.gateway.attach(EVERYTHING, terms(width=1).tuning, bench.sent.append)
+
+        assert bench.sent == [Retune(terms(width=4).tuning)]
+
+    async def test_what_left_while_no_engine_was_there_is_never_sent(self):
+        """Its client went away between two engines."""
+        bench = Bench(terms())
+        async with bench.gateway.admit(generation("a")) as ticket:
+            bench.start(ticket)
+            bench.gateway.detach("killed")
+        bench.sent.clear()
+
+        bench.gateway.attach(EVERYTHING, terms().tuning, bench.sent.append)
+
+        assert bench.sent == []
+        assert bench.outcomes() == {"cancelled": 1}
+
     async def test_a_request_that_cannot_be_sent_ends_and_leaves_nothing_behind(self, admitted):
         """The next one runs, and nothing is counted as waiting."""
         bench = Bench(terms(width=1))
@@ -407,7 +484,8 @@ class TestEnds:
         def refuse(_frame: object) -> None:
             raise OverflowError("not a frame")
 
-        gateway = Gateway(EVERYTHING, terms(width=1), refuse, Ledger(bench.model_metrics))
+        gateway = Gateway(terms(width=1), Ledger(bench.model_metrics))
+        gateway.attach(EVERYTHING, terms(width=1).tuning, refuse)
         for _ in range(5):
             with pytest.raises(OverflowError):
                 async with gateway.admit(generation("a")):

@@ -39,7 +39,7 @@ from mlxd.serving import Identity, Served
 from mlxd.supervisor import Supervisor
 from mlxd.wire import Lane
 from tests.daemon.fakes import eventually, generation, is_running, read
-from tests.daemon.light import ENGINE_COMMAND, load_byte_tokenizer, model_folder
+from tests.daemon.light import ENGINE_COMMAND, QUICK_RESTARTS, load_byte_tokenizer, model_folder
 
 GAUGES = ("running_rows", "waiting_requests")
 
@@ -59,6 +59,7 @@ class House:
             locate=Fetcher(tmp_path / "cache").locate,
             load_tokenizer=load_byte_tokenizer,
             metrics=Metrics(self.registry),
+            restarts=QUICK_RESTARTS,
         )
         self.supervisor = Supervisor(self.file, means, self.read, self.in_force.append)
 
@@ -99,6 +100,10 @@ class House:
             for sample in family.samples
             if "model" in sample.labels
         }
+
+    def count(self, name: str, model: str) -> float | None:
+        """A counter of one model."""
+        return self.registry.get_sample_value(f"mlxd_{name}_total", {"model": model})
 
     def reloads(self) -> dict[str, float | None]:
         """Reloads by result."""
@@ -284,41 +289,121 @@ class TestLife:
             assert status.state == "failed"
             assert "absent" in (status.reason or "")
 
-    async def test_dead_engine_fails_its_requests_and_nobody_elses(
+    async def test_dead_engine_fails_what_had_tokens_and_runs_the_rest_again(
         self, tmp_path: Path, model: ModelSettings, gate: Path
     ):
-        """Running and waiting requests get an error at once; the other model never notices."""
+        """Streams get an error at once, one that waited is served by the next engine, and the
+        other model never notices.
+        """
         house = House(tmp_path, a=gated(model, gate), b=gated(model, gate))
 
         async with running(house) as supervisor:
             gateway = found(supervisor, "a").gateway
             async with (
                 streaming(supervisor, "a") as first,
-                gateway.admit(generation()) as second,
+                streaming(supervisor, "a") as second,
                 gateway.admit(generation()) as third,
                 streaming(supervisor, "b") as other,
             ):
-                os.kill(house.pid("a"), signal.SIGKILL)
-                for ticket in (first, second, third):
+                pid = house.pid("a")
+                os.kill(pid, signal.SIGKILL)
+                for ticket in (first, second):
                     with pytest.raises(EngineFailed):
                         await asyncio.wait_for(read(ticket), 1)
-                assert house.state("a") == "failed"
+                assert house.state("a") == "starting"
                 assert supervisor.ready()
                 assert not supervisor.ready("a")
+                with pytest.raises(ModelNotReady) as caught:
+                    found(supervisor, "a")
+                assert caught.value.retry_after is not None
                 gate.touch()
+                assert len(await read(third)) == 100
+                assert third.outcome.name == "length"
                 await read(other)
                 assert other.outcome.name == "length"
-            with pytest.raises(ModelNotReady):
-                found(supervisor, "a")
+            assert house.pid("a") != pid
+            assert supervisor.ready("a")
+            assert supervisor.status().models[0].restarts == 1
+            assert house.count("engine_restarts", "a") == 1
+            assert house.count("replays", "a") == 0  # no engine had begun it
+            assert house.count("engine_restarts", "b") == 0
 
-    async def test_last_words_become_the_reason(self, tmp_path: Path, model: ModelSettings):
-        """What the engine printed before it died is in the status."""
+    async def test_request_that_ends_engines_is_run_again_once(
+        self, tmp_path: Path, model: ModelSettings
+    ):
+        """The second engine that it takes with it is the last; those beside it are served."""
         house = House(tmp_path, a=model)
 
         async with running(house) as supervisor:
-            with pytest.raises(EngineFailed):
-                await ask(supervisor, "a", "!")
-            await eventually(lambda: "libc++abi" in (supervisor.status().models[0].reason or ""))
+            poison, *others = await asyncio.gather(
+                ask(supervisor, "a", "*"),
+                *(ask(supervisor, "a") for _ in range(3)),
+                return_exceptions=True,
+            )
+
+            assert isinstance(poison, EngineFailed)
+            assert [len(other) for other in others if isinstance(other, list)] == [100] * 3
+            await house.until("a", "ready")
+            assert house.count("engine_restarts", "a") == 2
+            assert house.count("replays", "a") == 1
+            assert len(await ask(supervisor, "a")) == 100
+
+    async def test_engine_that_never_serves_is_given_up(self, tmp_path: Path, model: ModelSettings):
+        """After its limit of restarts the model has failed, with the reason, and says so to all."""
+        house = House(tmp_path, a=model)
+
+        async with running(house) as supervisor:
+            for _ in range(QUICK_RESTARTS.limit):
+                await house.until("a", "ready")
+                os.kill(house.pid("a"), signal.SIGABRT)
+                await house.until("a", "starting")
+            await house.until("a", "ready")
+            gateway = found(supervisor, "a").gateway
+            async with gateway.admit(generation(prompt=[ord("*")])) as waiting:
+                with pytest.raises(EngineFailed):
+                    await read(waiting)
+            await house.until("a", "failed")
+
+            (status,) = supervisor.status().models
+            assert (status.reason or "").startswith("the engine ended with SIGKILL")
+            assert status.restarts == QUICK_RESTARTS.limit
+            with pytest.raises(ModelNotReady, match="has failed"):
+                found(supervisor, "a")
+
+    async def test_request_that_waits_for_an_engine_can_end(
+        self, tmp_path: Path, model: ModelSettings, gate: Path
+    ):
+        """Its client may leave, and a drain's deadline cuts it, while no engine is there."""
+        house = House(tmp_path, drain_timeout=0.05, a=gated(model, gate))
+
+        async with running(house) as supervisor:
+            gateway = found(supervisor, "a").gateway
+            async with (
+                streaming(supervisor, "a"),
+                streaming(supervisor, "a"),
+                gateway.admit(generation()) as waiting,
+            ):
+                async with gateway.admit(generation()):
+                    os.kill(house.pid("a"), signal.SIGKILL)
+                    await house.until("a", "starting")
+                stopping = asyncio.create_task(house.stop())
+                with pytest.raises(Draining):
+                    await read(waiting)
+            await stopping
+
+    async def test_last_words_are_in_the_log(self, tmp_path: Path, model: ModelSettings):
+        """What the engine printed before it died is told, with how it died."""
+        house = House(tmp_path, a=model)
+
+        with capture_logs() as lines:
+            async with running(house) as supervisor:
+                with pytest.raises(EngineFailed):
+                    await ask(supervisor, "a", "!")
+                await eventually(lambda: any(line["event"] == "engine died" for line in lines))
+
+        (died,) = (line for line in lines if line["event"] == "engine died")
+        assert died["reason"] == "the engine ended with SIGKILL: libc++abi: terminating"
+        assert died["words"] == ("libc++abi: terminating",)
 
     async def test_failed_step_is_the_rows_own(self, tmp_path: Path, model: ModelSettings):
         """A request whose step fails gets the error, the model goes on."""

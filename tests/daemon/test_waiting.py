@@ -55,6 +55,22 @@ def test_turns_follow_weights():
     assert [sum(name.isupper() for name in order[:count]) for count in (4, 8)] == [1, 2]
 
 
+def test_what_is_put_back_had_its_turn():
+    """It goes before everybody, in its own order, and costs its caller no other turn."""
+    line: WaitingLine[str] = WaitingLine()
+    for name in "abcd":
+        line.push(name, Standing("busy"))
+    for name in "XY":
+        line.push(name, Standing("rare"))
+    taken = [line.pop(), line.pop(), line.pop()]
+    line.put_back(taken)
+    line.remove(taken[1])
+
+    assert taken == ["a", "X", "b"]
+    assert len(line) == 5
+    assert drained(line) == "abYcd"
+
+
 def test_turns_are_not_saved_up():
     """Who was silent while others were served starts with them, not before them."""
     line: WaitingLine[str] = WaitingLine()
