@@ -75,6 +75,8 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     context: int | None  # None = the model's own
     trust_remote_code: bool
     batch: BatchTuning
+    attention: str = "auto"  # | "fused"
+    kernels: str = "native"  # | "portable"
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):

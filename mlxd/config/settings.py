@@ -141,6 +141,8 @@ class ModelSettings(Table):
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     context: int | None = Field(None, ge=16)  # None = the model's own
     blas: Literal["auto", "openblas", "mkl", "none"] = "auto"
+    kernels: Literal["native", "portable"] = "native"
+    attention: Literal["auto", "fused"] = "auto"
     env: Annotated[dict[str, str], AfterValidator(_environment)] = Field(default_factory=dict)
     trust_remote_code: bool = False
     sampling: SamplingSettings = SamplingSettings()

@@ -10,7 +10,9 @@ import os
 import select
 import socket
 import sys
+import tempfile
 import time
+from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,7 +20,7 @@ import mlx.core as mx
 
 from mlxd import wire
 from mlxd.blas import identify
-from mlxd.engine import loading, warmup
+from mlxd.engine import attention, compiler, loading, warmup
 from mlxd.engine.runner import Runner
 from mlxd.engine.scheduler import Scheduler
 from mlxd.wire import Cancel, Phase, Retune, Start, Stop, Submit
@@ -127,21 +129,25 @@ def _serve(link: Link) -> int:
         raise TypeError(f"the first frame must be Start, not {type(start).__name__}")
     size = loading.weight_file_bytes(Path(start.model_path))
     link.send(Phase("load", LOAD_FLOOR + size / LOAD_BYTES_PER_SECOND))
-    try:
-        loaded = loading.load(start)
-        _wire_memory()
-        link.send(Phase("warmup", WARMUP_BUDGET))
-        runner = Runner(loaded, start.batch)
-        warmed = warmup.run(runner, loaded, start.batch)
-    except Exception as error:  # noqa: BLE001  # told to the daemon, which tells the operator
-        link.send(wire.LoadFailed(f"{type(error).__name__}: {error}"))
-        return 1
-    link.send(
-        wire.Ready(warmed.capabilities, loaded.seconds, warmed.seconds, loaded.weight_bytes),
-        Phase("idle", None),
-    )
-    scheduler = Scheduler(runner, start.batch, warmed.pace, time.perf_counter)
-    return _loop(link, scheduler, runner)
+    with ExitStack() as held:
+        try:
+            if start.kernels == "native" and sys.platform == "linux" and _on_cpu():
+                compiler.install(os.environ, Path(tempfile.gettempdir()))
+            loaded = loading.load(start)
+            _wire_memory()
+            held.enter_context(attention.seam(loaded.model, start.attention))
+            link.send(Phase("warmup", WARMUP_BUDGET))
+            runner = Runner(loaded, start.batch)
+            warmed = warmup.run(runner, loaded, start.batch)
+        except Exception as error:  # noqa: BLE001  # told to the daemon, which tells the operator
+            link.send(wire.LoadFailed(f"{type(error).__name__}: {error}"))
+            return 1
+        link.send(
+            wire.Ready(warmed.capabilities, loaded.seconds, warmed.seconds, loaded.weight_bytes),
+            Phase("idle", None),
+        )
+        scheduler = Scheduler(runner, start.batch, warmed.pace, time.perf_counter)
+        return _loop(link, scheduler, runner)
 
 
 def _loop(link: Link, scheduler: Scheduler, runner: Runner) -> int:
@@ -168,7 +174,7 @@ def _loop(link: Link, scheduler: Scheduler, runner: Runner) -> int:
 
 
 def _hello() -> wire.Hello:
-    on_cpu = mx.default_device() == mx.Device(mx.cpu)
+    on_cpu = _on_cpu()
     # The first product maps what the loader has not yet.
     mx.eval(mx.ones((4, 4)) @ mx.ones((4, 4)))
     blas = wire.Blas("none", None)
@@ -183,6 +189,10 @@ def _hello() -> wire.Hello:
         device="cpu" if on_cpu else "gpu",
         blas=blas,
     )
+
+
+def _on_cpu() -> bool:
+    return mx.default_device() == mx.Device(mx.cpu)
 
 
 def _wire_memory() -> None:

@@ -9,8 +9,10 @@ sockets, nothing else at the same time: serving can only be slower.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +21,8 @@ import mlx.core as mx
 import msgspec
 from mlx_lm.utils import load_tokenizer
 
-from mlxd.engine import loading, warmup
+from mlxd.engine import attention, compiler, loading, warmup
+from mlxd.engine.loading import LoadedModel
 from mlxd.engine.port import Chunk
 from mlxd.engine.runner import Runner
 from mlxd.wire import BatchTuning, Lane, Sampling, Start, Submit
@@ -121,7 +124,14 @@ def of_model(folder: Path, work: Work) -> Rates:
     start = Start(
         model_path=str(folder), dtype="auto", context=None, trust_remote_code=False, batch=tuning
     )
+    if sys.platform == "linux" and mx.default_device() == mx.Device(mx.cpu):
+        compiler.install(os.environ, Path(tempfile.gettempdir()))
     loaded = loading.load(start)
+    with attention.seam(loaded.model, "auto"):
+        return _measured(loaded, tuning, folder, work)
+
+
+def _measured(loaded: LoadedModel, tuning: BatchTuning, folder: Path, work: Work) -> Rates:
     runner = Runner(loaded, tuning)
     serial_only = warmup.run(runner, loaded, tuning).capabilities.serial_only
     if serial_only is not None:

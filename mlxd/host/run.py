@@ -115,6 +115,8 @@ class EngineRun:
                 context=settings.context,
                 trust_remote_code=settings.trust_remote_code,
                 batch=tuning,
+                attention=settings.attention,
+                kernels=settings.kernels,
             )
         )
         async for frame in self._frames:
