@@ -36,6 +36,7 @@ from mlxd.http.auth import Access
 from mlxd.http.inflight import InFlight
 from mlxd.listener import bound, describe
 from mlxd.metrics import Metrics
+from mlxd.metrics.vllm import VllmNames
 from mlxd.supervisor import Supervisor
 from mlxd.text.tokenizer import Tokenizer
 
@@ -123,6 +124,9 @@ class Daemon:
             settings, means, read=partial(load, path, os.environ), on_change=_apply_log
         )
         self._registry = registry
+        registry.register(
+            VllmNames(means.metrics, lambda: self._supervisor.settings.metrics.vllm_names)
+        )
         self._receive_timeout = settings.server.receive_timeout
         self._in_flight = InFlight()
         self._asked_to_end = asyncio.Event()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from mlxd.wire import Capabilities, Lane, Sampling, Token
@@ -56,6 +56,15 @@ class SamplingDefaults:
 
 
 @dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds of each part of a request's life; None for those that it did not come to."""
+
+    queue: float | None = None  # from admission to its row
+    prefill: float | None = None  # to its first token
+    decode: float | None = None  # to its last
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """How a request ended, as the client and the metrics are told."""
 
@@ -65,6 +74,7 @@ class Outcome:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    timings: Timings = field(default=Timings(), compare=False)  # no two requests take as long
 
 
 class Ticket(Protocol):

@@ -90,6 +90,7 @@ class MetricsSettings(Table):
     """`[metrics]`."""
 
     open: bool = False
+    vllm_names: bool = True
 
 
 class LogSettings(Table):

@@ -9,6 +9,7 @@ from mlxd.gateway.endings import Ending
 from mlxd.gateway.ticket import Ticket
 from mlxd.metrics import NO_LANE
 from mlxd.metrics.model import ModelMetrics
+from mlxd.metrics.vllm import Life
 from mlxd.policy import Reject, Take
 from mlxd.wire import Finished, Lane, Step
 
@@ -89,7 +90,14 @@ class Ledger:
     def settled(self, ticket: Ticket, ending: Ending) -> None:
         """The consumer left: the end is final."""
         seconds = asyncio.get_running_loop().time() - ticket.times.accepted
-        self._metrics.ended(ticket.lane, ending.outcome, seconds)
+        life = Life(
+            seconds=seconds,
+            timings=ticket.times.spans,
+            prompt_tokens=len(ticket.generation.prompt),
+            completion_tokens=ending.completion_tokens,
+            max_tokens=ticket.generation.max_tokens,
+        )
+        self._metrics.ended(ticket.lane, ending.outcome, life)
         self._metrics.generated(ticket.lane, max(ending.completion_tokens - ticket.confirmed, 0))
         if ticket.finished is not None:
             self._discard(ticket.finished, ending)

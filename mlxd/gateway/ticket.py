@@ -10,7 +10,7 @@ from typing import Protocol
 
 from mlxd.gateway.endings import Ending
 from mlxd.policy import Take
-from mlxd.serving import Generation, Outcome
+from mlxd.serving import Generation, Outcome, Timings
 from mlxd.wire import Finished, Submit, Token
 
 
@@ -30,6 +30,19 @@ class Times:
     started: float | None = None
     first_token: float | None = None
     last_token: float | None = None
+
+    @property
+    def spans(self) -> Timings:
+        """How long each part took, as far as it came."""
+        return Timings(
+            queue=_between(self.accepted, self.started),
+            prefill=_between(self.started, self.first_token),
+            decode=_between(self.first_token, self.last_token),
+        )
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else end - start
 
 
 class Desk(Protocol):
@@ -116,6 +129,7 @@ class Ticket:
             prompt_tokens=len(self.generation.prompt),
             cached_tokens=self.cached_tokens,
             completion_tokens=self.ending.completion_tokens,
+            timings=self.times.spans,
         )
 
     # --- the gateway's side

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from aiohttp import web
 
@@ -41,6 +41,9 @@ class Record:
             cached_tokens=outcome.cached_tokens,
             completion_tokens=outcome.completion_tokens,
         )
+        for part, seconds in asdict(outcome.timings).items():
+            if seconds is not None:
+                self.facts[f"{part}_seconds"] = round(seconds, 4)
 
 
 CONTEXT: web.AppKey[Context] = web.AppKey("context", Context)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import Histogram
 
 from mlxd.metrics import NO_LANE, Metrics
+from mlxd.metrics.vllm import Life
 from mlxd.policy import REASON_NONE, REASON_WIDTH, TRAITS
 from mlxd.wire import Lane
 
@@ -43,6 +44,8 @@ class ModelMetrics:
         self._discarded = metrics.discarded_tokens.labels(model)
         self._replays = metrics.replays.labels(model)
         self._restarts = metrics.engine_restarts.labels(model)
+        metrics.preemptions.labels(model)  # no row is ever preempted yet
+        self._vllm = metrics.vllm.of(model)
         self._step_seconds = metrics.step_seconds.labels(model)
         self._step_rows = metrics.step_rows.labels(model)
 
@@ -64,10 +67,11 @@ class ModelMetrics:
         """A request was refused before it was admitted, whatever lane it would have had."""
         self._requests[NO_LANE, REJECTED].inc()
 
-    def ended(self, lane: Lane, outcome: str, seconds: float) -> None:
+    def ended(self, lane: Lane, outcome: str, life: Life) -> None:
         """An admitted request ended."""
         self._requests[lane, outcome].inc()
-        self._request_seconds[lane].observe(seconds)
+        self._request_seconds[lane].observe(life.seconds)
+        self._vllm.ended(life)
 
     def started(self, lane: Lane, queued: float) -> None:
         """A request got its row after this many seconds."""
@@ -81,10 +85,12 @@ class ModelMetrics:
     def first_token(self, lane: Lane, seconds: float) -> None:
         """A request's first token came this long after its admission."""
         self._first_token[lane].observe(seconds)
+        self._vllm.first_token(seconds)
 
     def next_token(self, lane: Lane, seconds: float) -> None:
         """Another token came this long after the one before."""
         self._inter_token[lane].observe(seconds)
+        self._vllm.next_token(seconds)
 
     def generated(self, lane: Lane, tokens: int) -> None:
         """Tokens that count as usage."""

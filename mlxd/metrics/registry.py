@@ -22,6 +22,7 @@ from prometheus_client import (
 
 from mlxd import __version__
 from mlxd.lifecycle import State
+from mlxd.metrics.vllm import VllmHistograms
 from mlxd.wire import Lane
 
 #: Lane of a request that was refused before it had one.
@@ -70,6 +71,7 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         ProcessCollector(registry=registry)
         self.registry = registry
+        self.vllm = VllmHistograms()
         self._sources: dict[str, list[Figures]] = {}
         self._by_model: list[Counter | Gauge | Histogram] = []
         self._declare_counters()
@@ -109,6 +111,9 @@ class Metrics:
         )
         self.engine_restarts = counter(
             "mlxd_engine_restarts_total", "Engines started in the place of one that died."
+        )
+        self.preemptions = counter(
+            "mlxd_preemptions_total", "Rows that gave up their place and were computed again."
         )
         self.prefix_cache_query_tokens = counter(
             "mlxd_prefix_cache_query_tokens_total", "Prompt tokens looked up in the prefix cache."
@@ -219,6 +224,7 @@ class Metrics:
         del self._sources[model]
         for metric in self._by_model:
             metric.remove_by_labels({"model": model})
+        self.vllm.remove(model)
 
     def _read_gauges(self, model: str) -> None:
         sources = self._sources[model]
