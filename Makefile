@@ -20,7 +20,7 @@ RUN_STAMP := $(VENV)/.installed-$(BACKEND)
 DEV_STAMP := $(VENV)/.installed-$(BACKEND)-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
 
-.PHONY: run test check bench fetch clean
+.PHONY: run test check bench setup fetch clean
 
 run: fetch
 	exec $(BIN)/mlxd --config $(CONFIG)
@@ -36,6 +36,9 @@ check: $(DEV_STAMP)
 
 bench: fetch
 	$(BIN)/mlxd bench $(BENCH_ARGS)
+
+# What serving needs, and no model.
+setup: $(RUN_STAMP)
 
 # Once: what is in the cache is not fetched again.
 fetch: $(RUN_STAMP)

@@ -37,11 +37,14 @@ from mlxd.http.inflight import InFlight
 from mlxd.listener import bound, describe
 from mlxd.metrics import Metrics
 from mlxd.metrics.vllm import VllmNames
+from mlxd.notify import Manager, Notifier
 from mlxd.supervisor import Supervisor
 from mlxd.text.tokenizer import Tokenizer
 
 #: Seconds that handlers get after the drain, which has waited for them already.
 GOODBYE = 1.0
+#: Seconds beyond `drain_timeout` in which everything has certainly ended.
+END = 15.0
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -127,6 +130,7 @@ class Daemon:
         registry.register(
             VllmNames(means.metrics, lambda: self._supervisor.settings.metrics.vllm_names)
         )
+        self._notifier = Notifier(Manager.of(os.environ))
         self._receive_timeout = settings.server.receive_timeout
         self._in_flight = InFlight()
         self._asked_to_end = asyncio.Event()
@@ -138,7 +142,7 @@ class Daemon:
         with self._signals():
             # HTTP before engines: probes are answered while models load. At the
             # end it is the last to go, so that answers that are ready go out.
-            async with self._http(listeners), self._engines():
+            async with self._http(listeners), self._beats(), self._engines():
                 log.info(
                     "listening",
                     address=describe(listeners.public),
@@ -150,7 +154,9 @@ class Daemon:
                 # probes say so, what was accepted is finished and read by its
                 # client, or cut at the deadline, and then every engine ends. The
                 # listener stays open all the time.
-                log.info("draining", timeout=self._supervisor.server.drain_timeout)
+                timeout = self._supervisor.server.drain_timeout
+                self._notifier.stopping(timeout + END)
+                log.info("draining", timeout=timeout)
         log.info("stopped")
 
     @asynccontextmanager
@@ -195,6 +201,24 @@ class Daemon:
             await runner.cleanup()
 
     @asynccontextmanager
+    async def _beats(self) -> AsyncIterator[None]:
+        """Tell the service manager that this loop turns, also during the drain."""
+
+        async def beat(interval: float) -> None:
+            while True:
+                self._notifier.beat(self._supervisor.status())
+                await asyncio.sleep(interval)
+
+        if (interval := self._notifier.interval) is None:
+            yield
+            return
+        task = asyncio.create_task(beat(interval), name="beats")
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    @asynccontextmanager
     async def _engines(self) -> AsyncIterator[None]:
         self._supervisor.start()
         try:
@@ -232,12 +256,15 @@ class Daemon:
         task.add_done_callback(self._reloads.discard)
 
     async def _reload_and_log(self) -> None:
+        self._notifier.reloading()
         try:
             await self._supervisor.reload(dry_run=False)
         except ConfigError:
             pass  # told by the supervisor, as for a reload that came over HTTP
         except Conflict as error:
             log.warning("no reload", reason=error.message)
+        finally:
+            self._notifier.reloaded()
 
 
 def _apply_log(settings: Settings) -> None:
