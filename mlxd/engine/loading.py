@@ -29,6 +29,8 @@ CONTEXT_KEYS = (
 )
 #: Context where neither the model nor the configuration names one.
 FALLBACK_CONTEXT = 8192
+#: Tokens of the call that shows what a model's caches look like.
+PROBE_TOKENS = 8
 #: Traits that this engine's batch lane can take with any model.
 BATCHABLE = ("seed",)
 
@@ -84,15 +86,16 @@ def _dtype(name: str) -> mx.Dtype | None:
 
 
 def _probe(model: nn.Module) -> tuple[list[Any], int, mx.Dtype]:
-    """The model's caches after two tokens, how many ids it knows, its logits' dtype.
+    """The model's caches after a few tokens, how many ids it knows, its logits' dtype.
 
-    Two tokens in one call, so that every cache class has made its arrays. Both
+    Several tokens in one call, so that every cache class has made its arrays, and
+    an array that grows to a few tokens is as long as it gets. Both
     the embedding and the head bound the ids: one beyond the embedding kills
     the process on a CPU. The largest embedding is the tokens'; smaller ones are
     of positions or types.
     """
     caches = make_prompt_cache(model)
-    logits = model(mx.array([[0, 0]]), cache=caches)
+    logits = model(mx.array([[0] * PROBE_TOKENS]), cache=caches)
     mx.eval(logits)
     embeddings = [
         module.weight.shape[0]

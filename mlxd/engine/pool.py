@@ -17,10 +17,10 @@ SMALLEST_CLASS = 512
 SMALLEST_COLUMNS = 64
 
 
-def capacity_classes(context: int) -> list[int]:
+def capacity_classes(context: int, smallest: int = SMALLEST_CLASS) -> list[int]:
     """Capacities from the smallest class up to the context, the last one exact."""
     classes = []
-    capacity = SMALLEST_CLASS
+    capacity = smallest
     while capacity < context:
         classes.append(capacity)
         capacity *= CLASS_FACTOR
@@ -87,7 +87,7 @@ class Pool:
         return slot
 
     def free(self, slot: int) -> None:
-        """Give a slot back. Its columns stay as they are; masks hide them."""
+        """Give a slot back. What it holds stays as it is, and nobody reads it."""
         self._taken.remove(slot)
 
     def join(self, slot: int, caches: Sequence[Any], row: int, length: int, token: int) -> None:
@@ -95,6 +95,11 @@ class Pool:
         for layer, cache in zip(self.layers, caches, strict=True):
             layer.join(slot, cache, row, length)
         self.feed(slot, mx.array(token, mx.uint32))
+
+    def clear(self, slot: int) -> None:
+        """Make a slot the state of a row without tokens."""
+        for layer in self.layers:
+            layer.clear(slot)
 
     def feed(self, slot: int, token: mx.array) -> None:
         """Set the token that a slot feeds to the next step.

@@ -50,16 +50,16 @@ def arrays_of(caches: Sequence[Any]) -> list[mx.array]:
     return [leaf for leaf in leaves.values() if isinstance(leaf, mx.array)]
 
 
-def groups(chunks: Sequence[Chunk], longest_padded: int) -> list[list[Chunk]]:
+def groups(chunks: Sequence[Chunk], longest_padded: float, *, continued: bool) -> list[list[Chunk]]:
     """Which chunks run in one call.
 
     Last chunks of similar length that start at the same position run together,
     right-padded: padding stands behind a row's tokens, where causal attention
-    never looks, and is cut off when the row joins.
+    never looks, and is cut off when the row joins. Equal ones need no padding.
 
     Args:
-        longest_padded: a padded row may end at this position at most; further,
-            a sliding window would rotate real tokens out.
+        longest_padded: a padded row may end at this position at most.
+        continued: whether rows that have state already can be put together.
     """
     result: list[list[Chunk]] = []
     for chunk in sorted(chunks, key=lambda chunk: (chunk.start, -len(chunk.tokens))):
@@ -69,13 +69,18 @@ def groups(chunks: Sequence[Chunk], longest_padded: int) -> list[list[Chunk]]:
             and first.last
             and chunk.last
             and first.start == chunk.start
-            and first.start + len(first.tokens) <= longest_padded
-            and len(chunk.tokens) >= FULLEST * len(first.tokens)
+            and (first.start == 0 or continued)
+            and _similar(len(first.tokens), len(chunk.tokens), longest_padded - first.start)
         ):
             result[-1].append(chunk)
         else:
             result.append([chunk])
     return result
+
+
+def _similar(longest: int, tokens: int, longest_padded: float) -> bool:
+    """Whether a chunk may be padded to the longest of a group."""
+    return tokens == longest or (longest <= longest_padded and tokens >= FULLEST * longest)
 
 
 def run(model: nn.Module, group: Sequence[Chunk], caches: list[Any]) -> list[Prefilled]:

@@ -64,9 +64,7 @@ class PrefixCache:
     @staticmethod
     def supports(layout: Sequence[LayerSpec]) -> bool:
         """Whether all layers have full attention, and there are any."""
-        return len(layout) > 0 and all(
-            spec.slots is FullSlots and spec.window is None for spec in layout
-        )
+        return len(layout) > 0 and all(spec.slots is FullSlots for spec in layout)
 
     @property
     def nbytes(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,17 +18,14 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from mlxd.engine import prefill, serial
 from mlxd.engine.loading import LoadedModel
-from mlxd.engine.pool import Pool, capacity_classes, columns_for, rung_for
+from mlxd.engine.pool import SMALLEST_CLASS, Pool, capacity_classes, columns_for, rung_for
 from mlxd.engine.port import Chunk, SerialSteps
 from mlxd.engine.prefill import Prefilled
 from mlxd.engine.prefix import PrefixCache, batched
 from mlxd.engine.sampling import RowSampler, sample
 from mlxd.engine.slots import LayerSpec
+from mlxd.engine.step import Forward, forward
 from mlxd.wire import BatchTuning, Submit
-
-Arrays = list[list[mx.array]]  # of every layer
-#: tokens [rung], positions [rung], arrays -> logits [rung, vocabulary], updated arrays
-Forward = Callable[[mx.array, mx.array, Arrays], tuple[mx.array, Arrays]]
 
 #: Steps that a pool's width stays above what its rows need before it shrinks.
 SHRINK_AFTER = 32
@@ -57,11 +54,20 @@ class Enqueued:
 class Runner:
     """Fulfils the scheduler's `Runner` port with MLX."""
 
-    def __init__(self, loaded: LoadedModel, tuning: BatchTuning) -> None:
+    def __init__(
+        self, loaded: LoadedModel, tuning: BatchTuning, smallest_class: int = SMALLEST_CLASS
+    ) -> None:
+        """No rows, no pools.
+
+        Args:
+            smallest_class: tokens that a row of the first capacity class can have.
+        """
         self._model = loaded.model
         self._vocab_size = loaded.vocab_size
         self._layout: list[LayerSpec] = loaded.layout or []
-        self._classes = capacity_classes(loaded.context)
+        self._classes = capacity_classes(loaded.context, smallest_class)
+        #: Whether the step can be compiled; warm-up finds out.
+        self.compiles = True
         # Columns read -> compiled step, which keeps a trace for every width and capacity.
         self._forward: dict[int, Forward] = {}
         self._pools: dict[int, Pool] = {}
@@ -77,8 +83,7 @@ class Runner:
         # On a CPU, `async_eval` returns when nearly all is computed: a step enqueued
         # ahead would only delay the tokens of the one before it.
         self.ahead = 0 if mx.default_device() == mx.Device(mx.cpu) else 1
-        windows = [spec.window for spec in self._layout if spec.window is not None]
-        self._smallest_window = min(windows, default=loaded.context)
+        self._longest_padded = min((s.longest_padded for s in self._layout), default=0)
 
     def retune(self, tuning: BatchTuning) -> None:
         """Take a new width and a new limit of the prefix cache."""
@@ -103,7 +108,9 @@ class Runner:
         """
         for pending in self._prefilled.values():
             mx.eval(prefill.arrays_of(pending.caches))
-        for group in prefill.groups(chunks, self._smallest_window):
+        for group in prefill.groups(
+            chunks, self._longest_padded, continued=PrefixCache.supports(self._layout)
+        ):
             states = [self._prefilled.get(chunk.row) for chunk in group]
             done = prefill.run(self._model, group, self._together(states))
             self._prefilled.update(zip([chunk.row for chunk in group], done, strict=True))
@@ -123,6 +130,7 @@ class Runner:
         slot = pool.take()
         state = self._prefilled.pop(row, None)
         if state is None:  # a prompt of one token has nothing to prefill
+            pool.clear(slot)
             pool.feed(slot, mx.array(request.prompt[-1], mx.uint32))
         else:
             pool.join(slot, state.caches, state.row, state.length, request.prompt[-1])
@@ -207,20 +215,8 @@ class Runner:
     def _compiled(self, columns: int) -> Forward:
         """The forward pass that reads `columns` columns, compiled once per shape."""
         if columns not in self._forward:
-            layout, model, vocab_size = self._layout, self._model, self._vocab_size
-
-            def forward(
-                tokens: mx.array, positions: mx.array, arrays: Arrays
-            ) -> tuple[mx.array, Arrays]:
-                caches = [
-                    spec.slots.bind(spec, layer, positions, columns)
-                    for spec, layer in zip(layout, arrays, strict=True)
-                ]
-                logits = model(tokens[:, None], cache=caches)
-                # A head wider than the embedding could give a token that cannot be fed.
-                return logits[:, -1, :vocab_size], [cache.arrays() for cache in caches]
-
-            self._forward[columns] = mx.compile(forward)
+            step = forward(self._model, self._layout, self._vocab_size, columns)
+            self._forward[columns] = mx.compile(step) if self.compiles else step
         return self._forward[columns]
 
     # --- pools ----------------------------------------------------------------

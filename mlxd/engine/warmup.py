@@ -8,20 +8,20 @@ a step is traced; and how long steps and prefill take on this machine.
 from __future__ import annotations
 
 import math
-import sys
 import time
 from dataclasses import dataclass
 
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
-from mlxd.engine import prefill
+from mlxd.engine import prefill, trial
 from mlxd.engine.loading import BATCHABLE, LoadedModel
 from mlxd.engine.pace import Pace
 from mlxd.engine.pool import SMALLEST_COLUMNS, rungs
 from mlxd.engine.port import Chunk
 from mlxd.engine.runner import Runner
 from mlxd.engine.sampling import RowSampler, sample
+from mlxd.engine.slots import FullSpec
 from mlxd.wire import BatchTuning, Capabilities, Lane, Sampling, Submit
 
 REASON_CACHE = "cache"
@@ -66,7 +66,7 @@ def run(runner: Runner, loaded: LoadedModel, tuning: BatchTuning) -> WarmedUp:
     """
     began = time.perf_counter()
     mx.eval(mx.compile(lambda x: mx.exp(x) * x + 1)(mx.ones(4)))
-    serial_only = REASON_CACHE if loaded.layout is None or not _can_step(runner) else None
+    serial_only = None if _can_step(runner, loaded) else REASON_CACHE
     pace = Pace(limit=math.inf, token=0.0, pair=0.0)
     if serial_only is None:
         # A row beyond the context would write outside its slot.
@@ -88,17 +88,13 @@ def run(runner: Runner, loaded: LoadedModel, tuning: BatchTuning) -> WarmedUp:
     return WarmedUp(capabilities, pace, time.perf_counter() - began)
 
 
-def _can_step(runner: Runner) -> bool:
-    """Whether the model runs on slots; if not, standard error says why."""
-    try:
-        runner.prefill([Chunk(0, [0, 0], 0, last=True)])
-        _step(runner, 1, 3)
-    # Models fail in their own ways on a cache that they do not expect.
-    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
-        print(f"this model cannot run in the batch lane: {error!r}", file=sys.stderr)  # noqa: T201
-        runner.reset()
+def _can_step(runner: Runner, loaded: LoadedModel) -> bool:
+    """Whether the model runs on slots; the runner is told how."""
+    if loaded.layout is None:
         return False
-    return True
+    stepping = trial.stepping(loaded.model, loaded.layout, loaded.vocab_size)
+    runner.compiles = stepping == "compiled"
+    return stepping is not None
 
 
 def _step(runner: Runner, width: int, length: int) -> float:
@@ -136,7 +132,7 @@ def _chunk_seconds(loaded: LoadedModel, size: int, depth: int) -> float:
     """
     caches = make_prompt_cache(loaded.model)
     for cache, spec in zip(caches, loaded.layout or [], strict=True):
-        if depth and spec.window is None:
+        if depth and type(spec) is FullSpec:
             keys = mx.zeros((1, spec.heads, depth, spec.key_dim), spec.dtype)
             values = mx.zeros((1, spec.heads, depth, spec.value_dim), spec.dtype)
             cache.state = (keys, values, depth)

@@ -16,13 +16,13 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlxd.engine.loading import LoadedModel
 from mlxd.engine.prefill import arrays_of
 from mlxd.engine.prefix import BLOCK, PrefixCache, Restored, batched
-from mlxd.engine.slots import FullSlots, LayerSpec
+from mlxd.engine.slots import FullSpec
 from tests.engine.tiny import MODELS, full, full_qwen3, loaded, prompt, solo
 
 ROOMY = 1 << 24
 #: Two shapes of layers, interleaved.
-WIDE = LayerSpec(FullSlots, 2, 8, 8, mx.float32, None)
-NARROW = LayerSpec(FullSlots, 1, 4, 6, mx.float16, None)
+WIDE = FullSpec(2, 8, 8, mx.float32)
+NARROW = FullSpec(1, 4, 6, mx.float16)
 LAYOUT = (WIDE, NARROW, WIDE, WIDE)
 BLOCK_BYTES = sum(spec.row_bytes(BLOCK) for spec in LAYOUT)
 
@@ -299,7 +299,7 @@ def test_a_block_larger_than_the_cache_is_not_kept() -> None:
 
 def test_blocks_own_their_memory() -> None:
     """Keeping the head of a prompt does not keep the arrays of the whole batch alive."""
-    spec = LayerSpec(FullSlots, 2, 64, 64, mx.float32, None)
+    spec = FullSpec(2, 64, 64, mx.float32)
     cache = PrefixCache([spec], 2 * spec.row_bytes(BLOCK))
     gc.collect()
     before = mx.get_active_memory()

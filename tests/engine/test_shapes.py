@@ -56,15 +56,35 @@ def test_a_step_never_reads_beyond_the_capacity() -> None:
 
 def test_whole_prompts_of_similar_length_run_together() -> None:
     """A much shorter one would be mostly padding."""
-    assert rows(groups([chunk(1, 90), chunk(2, 100), chunk(3, 20)], 512)) == [[2, 1], [3]]
+    chunks = [chunk(1, 90), chunk(2, 100), chunk(3, 20)]
+    assert rows(groups(chunks, 512, continued=True)) == [
+        [2, 1],
+        [3],
+    ]
 
 
-def test_prompts_beyond_the_smallest_window_run_alone() -> None:
-    """Padding would rotate real tokens out of a ring."""
-    assert rows(groups([chunk(1, 20), chunk(2, 20), chunk(3, 16)], 16)) == [[1], [2], [3]]
+def test_prompts_beyond_the_smallest_window_are_not_padded() -> None:
+    """Padding would rotate real tokens out of a ring; equal ones need none."""
+    chunks = [chunk(1, 20), chunk(2, 20), chunk(3, 16)]
+    assert rows(groups(chunks, 16, continued=True)) == [
+        [1, 2],
+        [3],
+    ]
 
 
 def test_only_last_chunks_from_the_same_start_run_together() -> None:
     """The others' states have another length, or go on alone."""
     chunks = [chunk(1, 64, last=False), chunk(2, 64, last=False), chunk(3, 50, 32), chunk(4, 50)]
-    assert rows(groups(chunks, 512)) == [[1], [2], [4], [3]]
+    assert rows(groups(chunks, 512, continued=True)) == [[1], [2], [4], [3]]
+
+
+def test_rows_that_have_state_run_alone_where_states_cannot_be_put_together() -> None:
+    """A ring or a recurrent state of several rows is only made from the start."""
+    chunks = [chunk(1, 40, 64), chunk(2, 40, 64), chunk(3, 30), chunk(4, 30)]
+    assert rows(groups(chunks, 512, continued=False)) == [[3, 4], [1], [2]]
+
+
+def test_recurrent_layers_take_prompts_of_equal_length_together() -> None:
+    """Padding would be taken up into their state."""
+    chunks = [chunk(1, 40), chunk(2, 39), chunk(3, 40)]
+    assert rows(groups(chunks, 0, continued=False)) == [[1, 3], [2]]

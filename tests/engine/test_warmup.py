@@ -5,34 +5,16 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 from mlx import nn
-from mlx_lm.models import mamba
 from mlx_lm.models.cache import KVCache
 
 from mlxd.engine import warmup
 from mlxd.engine.loading import LoadedModel
 from mlxd.engine.runner import Runner
 from mlxd.wire import BatchTuning, Lane
+from tests.engine.architectures import build
 from tests.engine.tiny import VOCAB, Engine, full, loaded, prompt, solo
 
 TUNING = BatchTuning(2, 32, 64)
-
-
-def recurrent() -> nn.Module:
-    """A model whose state is no attention cache."""
-    return mamba.Model(
-        mamba.ModelArgs(
-            model_type="mamba",
-            vocab_size=VOCAB,
-            hidden_size=32,
-            intermediate_size=32,
-            state_size=8,
-            num_hidden_layers=2,
-            conv_kernel=4,
-            use_bias=False,
-            use_conv_bias=True,
-            time_step_rank=4,
-        )
-    )
 
 
 class Curious(nn.Module):
@@ -77,8 +59,8 @@ def test_a_context_below_the_usual_lengths_is_warmed_up_within_it(context: int) 
 
 
 def test_a_cache_class_without_slots_goes_serial_with_reason_cache_and_is_served_there() -> None:
-    """Recurrent state has no slot class yet."""
-    model = loaded(recurrent())
+    """Chunked attention, whose one model computes its mask for one offset."""
+    model = loaded(build("llama4"))
     assert model.layout is None
     assert warmed(model).capabilities.serial_only == "cache"
     engine = Engine(model)
@@ -93,3 +75,19 @@ def test_a_model_that_looks_into_its_cache_goes_serial_also_at_width_one() -> No
     model = loaded(Curious())
     assert warmed(model).capabilities.serial_only == "cache"
     assert warmed(model, BatchTuning(1, 32, 64)).capabilities.serial_only == "cache"
+
+
+def test_a_model_that_evaluates_inside_steps_without_being_compiled() -> None:
+    """It still runs in the batch lane."""
+    model = loaded(build("dbrx"))
+    runner = Runner(model, TUNING)
+    assert warmup.run(runner, model, TUNING).capabilities.serial_only is None
+    assert not runner.compiles
+
+
+def test_a_model_that_slots_would_change_unnoticed_goes_serial(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """It runs there, with other logits; standard error says so."""
+    assert warmed(loaded(build("afm7"))).capabilities.serial_only == "cache"
+    assert "from their own" in capfd.readouterr().err

@@ -13,8 +13,9 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models import cohere2, exaone4, gemma3_text, gpt_oss, llama, olmo3, qwen3
 from mlx_lm.models.cache import make_prompt_cache
 
-from mlxd.engine.loading import LoadedModel
+from mlxd.engine.loading import PROBE_TOKENS, LoadedModel
 from mlxd.engine.pace import Pace
+from mlxd.engine.pool import SMALLEST_CLASS
 from mlxd.engine.runner import Runner
 from mlxd.engine.scheduler import Scheduler
 from mlxd.engine.slots import layout_of
@@ -210,7 +211,7 @@ def loaded(model: nn.Module, context: int = 4096, seed: int = 0) -> LoadedModel:
     model.eval()
     mx.eval(model.parameters())
     caches = make_prompt_cache(model)
-    mx.eval(model(mx.array([[0, 0]]), cache=caches))
+    mx.eval(model(mx.array([[0] * PROBE_TOKENS]), cache=caches))
     names = sorted({type(cache).__name__ for cache in caches})
     return LoadedModel(
         model, VOCAB, context, names, layout_of(caches), mx.float32, weight_bytes=0, seconds=0.0
@@ -235,11 +236,17 @@ class Engine:
     """A scheduler over a real runner, driven step by step; no clock, no process."""
 
     def __init__(
-        self, model: LoadedModel, *, width: int = 4, chunk: int = 64, prefix_cache: int = 0
+        self,
+        model: LoadedModel,
+        *,
+        width: int = 4,
+        chunk: int = 64,
+        prefix_cache: int = 0,
+        smallest_class: int = SMALLEST_CLASS,
     ) -> None:
         clock = itertools.count().__next__
         tuning = BatchTuning(width, chunk, 2 * chunk, prefix_cache)
-        self.runner = Runner(model, tuning)
+        self.runner = Runner(model, tuning, smallest_class)
         self.scheduler = Scheduler(self.runner, tuning, FREE, lambda: float(clock()))
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, Finished] = {}

@@ -7,35 +7,65 @@ layer of a model, or that a layer's cache has none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+)
 
 from mlxd.engine.slots.base import LayerSlots, LayerSpec, StepCache
-from mlxd.engine.slots.full import FullSlots
-from mlxd.engine.slots.ring import RingSlots
+from mlxd.engine.slots.full import FullSlots, FullSpec
+from mlxd.engine.slots.group import GroupSpec
+from mlxd.engine.slots.quantized import QuantizedSpec
+from mlxd.engine.slots.ring import RingSpec
+from mlxd.engine.slots.state import StateSpec
 
-__all__ = ["FullSlots", "LayerSlots", "LayerSpec", "RingSlots", "StepCache", "layout_of"]
+__all__ = [
+    "FullSlots",
+    "FullSpec",
+    "GroupSpec",
+    "LayerSlots",
+    "LayerSpec",
+    "QuantizedSpec",
+    "RingSpec",
+    "StateSpec",
+    "StepCache",
+    "layout_of",
+]
+
+_SPECS: dict[type, Callable[[Any], LayerSpec]] = {
+    KVCache: FullSpec.of,
+    RotatingKVCache: RingSpec.of,
+    QuantizedKVCache: QuantizedSpec.of,
+    ArraysCache: StateSpec.of,
+}
 
 
 def layout_of(caches: Sequence[Any]) -> list[LayerSpec] | None:
     """What a model's layers need, read from caches that have seen some tokens.
 
     Args:
-        caches: the model's own prompt cache after a call with at least two
+        caches: the model's own prompt cache after a call with several
             tokens, one entry per layer.
 
     Returns:
         One spec per layer, or None where a layer's cache has no slot class.
         Exact types count: a subclass may hold its state differently.
     """
-    layout = []
+    layout: list[LayerSpec] = []
     for cache in caches:
-        if type(cache) is KVCache:
-            layout.append(FullSlots.spec(cache))
-        elif type(cache) is RotatingKVCache and cache.state[3] == 0:
-            layout.append(RingSlots.spec(cache))
+        if type(cache) is CacheList:
+            parts = layout_of(cache.caches)
+            if parts is None:
+                return None
+            layout.append(GroupSpec(tuple(parts)))
+        elif type(cache) in _SPECS:
+            layout.append(_SPECS[type(cache)](cache))
         else:
             return None
     return layout

@@ -2,101 +2,104 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
-from mlxd.engine.slots.base import LayerSpec
+from mlxd.engine.slots.base import LayerSlots, LayerSpec
 
 
-def resized(array: mx.array, rows: int) -> mx.array:
-    """The first rows of `array`, or all of them and zeroed ones behind."""
-    old = array.shape[0]
-    if rows <= old:
-        # A copy, so that the larger buffer can go.
-        return mx.contiguous(array[:rows])
-    padding = mx.zeros((rows - old, *array.shape[1:]), array.dtype)
-    return mx.concatenate([array, padding], axis=0)
+@dataclass(frozen=True, slots=True)
+class FullSpec(LayerSpec):
+    """Keys [heads, capacity, key_dim] and values [heads, capacity, value_dim] of a row."""
 
-
-class FullSlots:
-    """Keys and values [rows, heads, capacity, dim] of one layer."""
-
-    def __init__(self, spec: LayerSpec, rows: int, capacity: int) -> None:
-        columns = spec.columns(capacity)
-        self.keys = mx.zeros((rows, spec.heads, columns, spec.key_dim), spec.dtype)
-        self.values = mx.zeros((rows, spec.heads, columns, spec.value_dim), spec.dtype)
+    heads: int
+    key_dim: int
+    value_dim: int
+    dtype: mx.Dtype
 
     @classmethod
-    def spec(cls, cache: Any) -> LayerSpec:
+    def of(cls, cache: Any) -> FullSpec:
         """The layer's shape, from a `KVCache` that holds at least one token."""
         keys, values, _offset = cache.state
-        return LayerSpec(cls, keys.shape[1], keys.shape[3], values.shape[3], keys.dtype, None)
+        return cls(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype)
+
+    @property
+    def slots(self) -> type[LayerSlots]:
+        """Column = position."""
+        return FullSlots
+
+    def shapes(self, capacity: int) -> list[tuple[tuple[int, ...], mx.Dtype]]:
+        """Keys, values."""
+        return [
+            ((self.heads, capacity, self.key_dim), self.dtype),
+            ((self.heads, capacity, self.value_dim), self.dtype),
+        ]
+
+
+class FullSlots(LayerSlots):
+    """Keys and values [rows, heads, capacity, dim] of one layer."""
 
     def join(self, slot: int, cache: Any, row: int, length: int) -> None:
         """Write columns 0..length of the row."""
         keys, values, _offset = cache.state
-        self.keys[slot, :, :length] = keys[row, :, :length]
-        self.values[slot, :, :length] = values[row, :, :length]
-
-    def move(self, slot: int, source: FullSlots, source_slot: int) -> None:
-        """Copy all columns that the source has."""
-        columns = source.keys.shape[2]
-        self.keys[slot, :, :columns] = source.keys[source_slot]
-        self.values[slot, :, :columns] = source.values[source_slot]
-
-    def resize(self, rows: int) -> None:
-        """Copy into arrays of `rows` slots and evaluate, so that only one layer exists twice."""
-        self.keys, self.values = resized(self.keys, rows), resized(self.values, rows)
-        mx.eval(self.keys, self.values)
-
-    def arrays(self) -> list[mx.array]:
-        """Keys, values."""
-        return [self.keys, self.values]
-
-    def adopt(self, arrays: list[mx.array]) -> None:
-        """Keys, values, from a step."""
-        self.keys, self.values = arrays
+        for target, source in zip(self._arrays, (keys, values), strict=True):
+            target[slot, :, :length] = source[row, :, :length]
 
     @staticmethod
     def bind(
-        spec: LayerSpec, arrays: list[mx.array], positions: mx.array, columns: int
+        spec: FullSpec, arrays: Sequence[mx.array], positions: mx.array, columns: int
     ) -> FullStep:
         """A step over the first `columns` columns."""
         return FullStep(arrays[0], arrays[1], positions, columns)
 
 
 class FullStep:
-    """One decode step of one full-attention layer."""
+    """One decode step of one full-attention layer.
+
+    `keys` and `values` are public because some models tie them to other arrays
+    of the same step.
+    """
 
     def __init__(self, keys: mx.array, values: mx.array, positions: mx.array, columns: int) -> None:
-        self._keys, self._values = keys, values
+        self.keys, self.values = keys, values
         self._columns = min(columns, keys.shape[2])
         self.offset = positions
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write [rows, heads, 1, dim] at each row's position."""
+        """Write [rows, heads, 1, dim] at each row's position; what attention reads."""
         # put_along_axis donates its buffer; slice_update with a dynamic start
         # copied the whole array.
-        index = self.offset[:, None, None, None]
-        self._keys = mx.put_along_axis(self._keys, index, keys, axis=2)
-        self._values = mx.put_along_axis(self._values, index, values, axis=2)
+        index = self._index()[:, None, None, None]
+        self.keys = mx.put_along_axis(self.keys, index, keys, axis=2)
+        self.values = mx.put_along_axis(self.values, index, values, axis=2)
         return self.keys_and_values()
+
+    def _index(self) -> mx.array:
+        """Int32 [rows], the column that each row writes."""
+        return self.offset
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """The columns that can hold tokens: a view, which matrix products read in place."""
-        return self._keys[:, :, : self._columns], self._values[:, :, : self._columns]
+        return self.keys[:, :, : self._columns], self.values[:, :, : self._columns]
 
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array:
-        """Columns up to the row's position, within `window_size` of it where given."""
-        age = self.offset[:, None] - mx.arange(self._columns)[None]
-        visible = age >= 0
-        if window_size is not None:
-            visible = visible & (age < window_size)
-        return visible[:, None, None, :]
+        """Boolean [rows, 1, 1, columns]: up to the position, within `window_size` if given."""
+        return columns_mask(self.offset, self._columns, window_size)
 
     def arrays(self) -> list[mx.array]:
         """Keys, values."""
-        return [self._keys, self._values]
+        return [self.keys, self.values]
+
+
+def columns_mask(positions: mx.array, columns: int, window_size: int | None) -> mx.array:
+    """Boolean [rows, 1, 1, columns] of the columns that rows at these positions may see."""
+    age = positions[:, None] - mx.arange(columns)[None]
+    visible = age >= 0
+    if window_size is not None:
+        visible = visible & (age < window_size)
+    return visible[:, None, None, :]

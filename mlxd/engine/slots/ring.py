@@ -1,91 +1,133 @@
-"""Slots of sliding-window layers (`RotatingKVCache`, keep 0): column = position mod window."""
+"""Slots of sliding-window layers (`RotatingKVCache`): a ring of exactly the window.
+
+The first `keep` columns hold the first tokens for good; the others are the
+ring: column = keep + (position - keep) mod (window - keep).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
-from mlxd.engine.slots.base import LayerSpec
-from mlxd.engine.slots.full import FullSlots, FullStep
+from mlxd.engine.slots.base import LayerSlots
+from mlxd.engine.slots.full import FullSpec, FullStep
 
 
-class RingSlots(FullSlots):
-    """Keys and values [rows, heads, window, dim] of one layer; the pool's capacity is no matter."""
+@dataclass(frozen=True, slots=True)
+class RingSpec(FullSpec):
+    """As with full attention, but `window` columns whatever the capacity."""
+
+    window: int
+    keep: int
 
     @classmethod
-    def spec(cls, cache: Any) -> LayerSpec:
+    def of(cls, cache: Any) -> RingSpec:
         """The layer's shape, from a `RotatingKVCache` that holds at least one token."""
-        keys, values, _offset, _keep, window, _index = cache.state
-        return LayerSpec(cls, keys.shape[1], keys.shape[3], values.shape[3], keys.dtype, window)
+        keys, values, _offset, keep, window, _index = cache.state
+        return cls(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype, window, keep)
+
+    @property
+    def slots(self) -> type[LayerSlots]:
+        """A ring."""
+        return RingSlots
+
+    def shapes(self, capacity: int) -> list[tuple[tuple[int, ...], mx.Dtype]]:
+        """Keys, values."""
+        return FullSpec.shapes(self, self.window)
+
+    @property
+    def longest_padded(self) -> float:
+        """Further, padding would rotate real tokens out."""
+        return self.window
+
+
+class RingSlots(LayerSlots):
+    """Keys and values [rows, heads, window, dim] of one layer."""
 
     def join(self, slot: int, cache: Any, row: int, length: int) -> None:
-        """Write the row's last `window` tokens.
+        """Write the tokens that the row still sees: the first `keep`, and the last ones.
 
         Right padding is only possible where nothing rotated: all of the
         batch's tokens fit in the window.
         """
-        keys, values, offset, _keep, window, index = cache.state
-        if length < offset:
-            if offset > window:
-                raise ValueError("a padded row cannot be read from a rotated cache")
-            offset = length
-        for target, source in ((self.keys, keys), (self.values, values)):
-            self._write(target, slot, _last(source[row], offset, window, index), offset)
-
-    @staticmethod
-    def _write(target: mx.array, slot: int, tokens: mx.array, offset: int) -> None:
-        """Put tokens [heads, n, dim] that end at position `offset` - 1 into their columns."""
-        window, count = target.shape[2], tokens.shape[1]
-        first = (offset - count) % window
-        head = min(count, window - first)
-        target[slot, :, first : first + head] = tokens[:, :head]
-        if head < count:
-            target[slot, :, : count - head] = tokens[:, head:]
+        keys, values, offset, keep, window, index = cache.state
+        if length < offset and offset > window:
+            raise ValueError("a padded row cannot be read from a rotated cache")
+        for target, source in zip(self._arrays, (keys, values), strict=True):
+            tokens = _in_order(source[row], offset, keep, index)
+            kept = min(keep, length)
+            target[slot, :, :kept] = tokens[:, :kept]
+            if length > keep:
+                end = tokens.shape[1] - max(0, offset - length)
+                _write(target, slot, tokens[:, keep:end], keep, length)
 
     @staticmethod
     def bind(
-        spec: LayerSpec, arrays: list[mx.array], positions: mx.array, columns: int
+        spec: RingSpec, arrays: Sequence[mx.array], positions: mx.array, columns: int
     ) -> RingStep:
         """A step over the ring, or over its first columns while no row has filled more."""
-        return RingStep(arrays[0], arrays[1], positions, columns)
+        return RingStep(arrays[0], arrays[1], positions, columns, spec.keep)
 
 
-def _last(state: mx.array, offset: int, window: int, index: int) -> mx.array:
-    """The last min(offset, window) tokens of [heads, n, dim], oldest first.
+def _in_order(state: mx.array, offset: int, keep: int, index: int) -> mx.array:
+    """Tokens [heads, n, dim], the first `keep` and then the last ones, oldest first.
 
-    `RotatingKVCache` holds them in temporal order after a call with several
-    tokens (then `index` is n and there may be more than a window of them), and
-    rotated at `index` after a call with one.
+    `RotatingKVCache` holds them so after a call with several tokens (then
+    `index` is n and there may be more than a window of them), and rotated at
+    `index` after a call with one, or with room behind `index`.
     """
-    count = min(offset, window)
-    if offset < window or index == state.shape[1]:
-        end = min(offset, index)
-        return state[:, end - count : end]
-    return mx.concatenate([state[:, index:], state[:, :index]], axis=1)
+    if index == state.shape[1]:
+        return state
+    if index < offset:
+        parts = [state[:, :keep], state[:, index:], state[:, keep:index]]
+        return mx.concatenate(parts, axis=1)
+    return state[:, :index]
+
+
+def _write(target: mx.array, slot: int, tokens: mx.array, keep: int, length: int) -> None:
+    """Put the last of tokens [heads, n, dim], which end at position `length` - 1, in the ring."""
+    ring = target.shape[2] - keep
+    tokens = tokens[:, -ring:]
+    count = tokens.shape[1]
+    first = (length - keep - count) % ring
+    head = min(count, ring - first)
+    target[slot, :, keep + first : keep + first + head] = tokens[:, :head]
+    if head < count:
+        target[slot, :, keep : keep + count - head] = tokens[:, head:]
 
 
 class RingStep(FullStep):
     """One decode step of one sliding-window layer."""
 
-    def __init__(self, keys: mx.array, values: mx.array, positions: mx.array, columns: int) -> None:
+    def __init__(
+        self, keys: mx.array, values: mx.array, positions: mx.array, columns: int, keep: int
+    ) -> None:
         super().__init__(keys, values, positions, columns)
-        self._window = keys.shape[2]
+        self._keep = keep
+        self._ring = keys.shape[2] - keep
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write [rows, heads, 1, dim] over each row's oldest column."""
-        index = (self.offset % self._window)[:, None, None, None]
-        self._keys = mx.put_along_axis(self._keys, index, keys, axis=2)
-        self._values = mx.put_along_axis(self._values, index, values, axis=2)
-        return self.keys_and_values()
+    def _index(self) -> mx.array:
+        """Over each row's oldest column that is not kept."""
+        turning = self._keep + (self.offset - self._keep) % self._ring
+        if self._keep == 0:
+            return turning
+        return mx.where(self.offset < self._keep, self.offset, turning)
 
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array:
-        """Columns that hold one of the row's last tokens, at most `window_size` of them."""
+        """Boolean [rows, 1, 1, columns]: filled, and within `window_size` if given."""
         columns = mx.arange(self._columns)[None]
-        age = (self.offset[:, None] - columns) % self._window
-        visible = age <= self.offset[:, None]
-        if window_size is not None and window_size < self._window:
+        position = self.offset[:, None]
+        age = (position - columns) % self._ring
+        visible = age <= position - self._keep
+        if self._keep:
+            kept = columns < self._keep
+            age = mx.where(kept, position - columns, age)
+            visible = mx.where(kept, age >= 0, visible)
+        if window_size is not None and window_size < self._ring + self._keep:
             visible = visible & (age < window_size)
         return visible[:, None, None, :]
