@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
 from aiohttp import web
 
 from mlxd.config import ServerSettings
 from mlxd.http.auth import Access
+from mlxd.http.events import Usage
 from mlxd.serving import ANYBODY, Caller, Directory, Outcome
 
 
@@ -33,15 +34,22 @@ class Record:
     facts: dict[str, object] = field(default_factory=dict)
     first_token: float | None = None
 
-    def ended(self, outcome: Outcome) -> None:
-        """An admitted request has ended, in whatever way."""
+    def ended(self, outcomes: Sequence[Outcome], answers: int) -> None:
+        """An admitted request has ended, in whatever way.
+
+        Args:
+            outcomes: of all its answers; the first one's timings stand for all.
+            answers: to each of its prompts.
+        """
+        names = list(dict.fromkeys(outcome.name for outcome in outcomes))
+        usage = Usage.of(outcomes, answers)
         self.facts.update(
-            outcome=outcome.name,
-            prompt_tokens=outcome.prompt_tokens,
-            cached_tokens=outcome.cached_tokens,
-            completion_tokens=outcome.completion_tokens,
+            outcome=",".join(names),
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
         )
-        for part, seconds in asdict(outcome.timings).items():
+        for part, seconds in asdict(outcomes[0].timings).items():
             if seconds is not None:
                 self.facts[f"{part}_seconds"] = round(seconds, 4)
 

@@ -1,16 +1,18 @@
-"""What both shapes of OpenAI's text answers share."""
+"""What all protocols share when they write an answer."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from mlxd.errors import MlxdError
+from mlxd.http.answers import Answer
 from mlxd.http.body import to_json
 from mlxd.http.envelope import error_body
-from mlxd.http.sse import frame
-from mlxd.serving import Outcome
+from mlxd.http.events import Usage
+from mlxd.http.sse import StreamEncoder, frame
 
 DONE = frame(b"[DONE]")
 # JSON has no infinity; OpenAI says this of a token that cannot be.
@@ -25,8 +27,10 @@ class Head:
     created: int
     model: str
 
-    def body(self, kind: str, choices: list[dict[str, Any]], **more: object) -> dict[str, Any]:
-        """An answer or a chunk."""
+    def body(
+        self, kind: str, choices: Sequence[Mapping[str, Any]], **more: object
+    ) -> dict[str, Any]:
+        """An answer or a chunk, as OpenAI's older endpoints have them."""
         return {
             "id": self.id,
             "object": kind,
@@ -37,13 +41,23 @@ class Head:
         }
 
 
-def usage(outcome: Outcome) -> dict[str, Any]:
+class Shape(Protocol):
+    """How one request's answers are written: whole, or as a stream."""
+
+    def whole(self, head: Head, answers: Sequence[Answer], usage: Usage) -> dict[str, Any]:
+        """The whole body."""
+
+    def stream(self, head: Head) -> StreamEncoder:
+        """What writes the stream."""
+
+
+def usage_body(usage: Usage) -> dict[str, Any]:
     """OpenAI's `usage`."""
     return {
-        "prompt_tokens": outcome.prompt_tokens,
-        "completion_tokens": outcome.completion_tokens,
-        "total_tokens": outcome.prompt_tokens + outcome.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": outcome.cached_tokens},
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
 
 

@@ -1,41 +1,60 @@
-"""Events as `/v1/completions` shows them: chunks of a stream, or one body."""
+"""Answers as `/v1/completions` shows them: chunks of a stream, or one body."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mlxd.errors import MlxdError
+from mlxd.http.answers import Answer
 from mlxd.http.body import to_json
-from mlxd.http.encode import DONE, Head, error_frames, finite, usage
-from mlxd.http.events import Delta, Done
+from mlxd.http.encode import DONE, Head, error_frames, finite, usage_body
+from mlxd.http.events import Done, Ended, Said, Usage
 from mlxd.http.sse import frame
-from mlxd.text.stream import TokenText
+from mlxd.text.pieces import Delta, TokenText
 
 
-def completion_body(head: Head, delta: Delta, done: Done) -> dict[str, Any]:
-    """The whole answer; `delta` holds all of its text."""
-    choice = _choice(delta, done.outcome.finish_reason)
-    return head.body("text_completion", [choice], usage=usage(done.outcome))
+@dataclass(frozen=True, slots=True)
+class CompletionShape:
+    """One completion request's answers."""
+
+    include_usage: bool  # in a stream; whole answers always have it
+
+    def whole(self, head: Head, answers: Sequence[Answer], usage: Usage) -> dict[str, Any]:
+        """All choices in one body."""
+        choices = [
+            _choice(answer.ended.index, answer.text, answer.tokens, answer.ended.finish_reason)
+            for answer in answers
+        ]
+        return head.body("text_completion", choices, usage=usage_body(usage))
+
+    def stream(self, head: Head) -> CompletionStream:
+        """The choices in chunks."""
+        return CompletionStream(head, self.include_usage)
 
 
 class CompletionStream:
-    """The answer in chunks: text, the reason for the end, usage if asked."""
+    """Of each choice its text, and the reason for its end; usage if asked."""
 
     def __init__(self, head: Head, include_usage: bool) -> None:
         self._head = head
         self._include_usage = include_usage
 
-    def delta(self, delta: Delta) -> list[bytes]:
-        """A chunk of text."""
-        return [self._frame([_choice(delta, None)])]
+    def said(self, said: Said) -> list[bytes]:
+        """A chunk of text; completions have no other parts."""
+        text = said.piece.text if isinstance(said.piece, Delta) else ""
+        return [self._frame([_choice(said.index, text, said.piece.tokens, None)])]
+
+    def ended(self, ended: Ended) -> list[bytes]:
+        """The last chunk of one choice."""
+        return [self._frame([_choice(ended.index, "", (), ended.finish_reason)])]
 
     def done(self, done: Done) -> list[bytes]:
-        """The last chunk of the choice, and what follows it."""
-        frames = [self._frame([_choice(Delta(""), done.outcome.finish_reason)])]
-        if self._include_usage:
-            frames.append(self._frame([], usage=usage(done.outcome)))
-        return [*frames, DONE]
+        """What follows all choices."""
+        if not self._include_usage:
+            return [DONE]
+        return [self._frame([], usage=usage_body(done.usage)), DONE]
 
     def error(self, error: MlxdError) -> list[bytes]:
         """A failure, and the end."""
@@ -45,11 +64,13 @@ class CompletionStream:
         return frame(to_json(self._head.body("text_completion", choices, **more)))
 
 
-def _choice(delta: Delta, finish_reason: str | None) -> dict[str, Any]:
+def _choice(
+    index: int, text: str, tokens: Sequence[TokenText], finish_reason: str | None
+) -> dict[str, Any]:
     return {
-        "index": 0,
-        "text": delta.text,
-        "logprobs": _logprobs(delta.tokens),
+        "index": index,
+        "text": text,
+        "logprobs": _logprobs(tokens),
         "finish_reason": finish_reason,
     }
 

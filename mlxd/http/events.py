@@ -1,22 +1,22 @@
 """What happens to a request, in order: one type for all protocols to encode.
 
-`Admitted`, any number of `Delta`s, `Done`; or an exception instead of the rest.
+`Admitted`; for each of its answers any number of `Said` and one `Ended`; `Done`. Or an
+exception instead of the rest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlxd.serving import Outcome
-from mlxd.text.stream import Delta
+from mlxd.text.pieces import Piece
 from mlxd.wire import Lane
-
-__all__ = ["Admitted", "Delta", "Done", "Event"]
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """It has a place in its model's waiting order."""
+    """It has its places in its model's waiting order."""
 
     model: str  # its id
     lane: Lane
@@ -24,10 +24,50 @@ class Admitted:
 
 
 @dataclass(frozen=True, slots=True)
+class Said:
+    """Something new of one answer."""
+
+    index: int  # of the answer
+    piece: Piece
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """One answer is complete; all of it is out."""
+
+    index: int
+    finish_reason: str  # "stop" | "length" | "tool_calls"
+    stop: str | None = None  # the stop string that ended it
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a whole request, each prompt counted once."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+    @classmethod
+    def of(cls, outcomes: Sequence[Outcome], answers: int) -> Usage:
+        """The sum over all answers.
+
+        Args:
+            answers: to each prompt; those of one prompt are neighbours.
+        """
+        firsts = outcomes[::answers]
+        return cls(
+            sum(outcome.prompt_tokens for outcome in firsts),
+            sum(outcome.cached_tokens for outcome in firsts),
+            sum(outcome.completion_tokens for outcome in outcomes),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
-    """It has ended well; all its text is out."""
+    """All answers are complete."""
 
-    outcome: Outcome
+    usage: Usage
 
 
-Event = Admitted | Delta | Done
+Event = Admitted | Said | Ended | Done

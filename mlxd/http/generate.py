@@ -3,41 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import TypeVar
 
-from mlxd.errors import BadRequest, MlxdError
+from mlxd.errors import MlxdError
+from mlxd.http.buffered import merged
 from mlxd.http.context import Record
-from mlxd.http.events import Admitted, Done, Event
-from mlxd.http.requests import (
-    ChatPrompt,
-    Limit,
-    SamplingRequest,
-    TextPrompt,
-    TextRequest,
-    TokenPrompt,
-)
-from mlxd.policy import request_traits
-from mlxd.serving import Caller, Directory, Generation, SamplingDefaults, Served, Ticket
-from mlxd.text.stream import Delta, TextStream
+from mlxd.http.events import Admitted, Done, Ended, Event, Said, Usage
+from mlxd.http.prepare import Call, prepare
+from mlxd.http.requests import TextRequest
+from mlxd.serving import Directory, Ticket
+from mlxd.text.answer import AnswerStream
+from mlxd.text.markup import CONTENT, Parts
+from mlxd.text.pieces import Piece
+from mlxd.text.stream import TextStream
 from mlxd.text.tokenizer import Tokenizer
-from mlxd.wire import Capabilities, Sampling, Token
-
-N = TypeVar("N", int, float)
+from mlxd.wire import Token
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A request that passed every check."""
+class Admission:
+    """Where a request got its places."""
 
-    model: str  # its id
-    tokenizer: Tokenizer
-    generation: Generation
-    stops: tuple[str, ...]
-    drop_leading_space: bool
+    model: str
+    runs: list[tuple[Call, Ticket]]
 
 
 async def generate(
@@ -46,224 +36,116 @@ async def generate(
     """Admit the request and turn its tokens into events; closing it early cancels.
 
     Raises:
-        MlxdError: whatever the directory, the gateway and its ticket raise, and
+        MlxdError: whatever the directory, the gateway and its tickets raise, and
             BadRequest where the request does not fit its model.
     """
-    async with _admitted(request, directory, record) as (call, ticket):
-        yield Admitted(call.model, ticket.lane, ticket.reason)
-        text = await _Text.open(call)
-        async for tokens in ticket:
-            if delta := await text.feed(tokens):
-                if record.first_token is None:
-                    record.first_token = asyncio.get_running_loop().time()
-                yield delta
-            if text.has_stopped():
-                break
-        if delta := await text.finish():
-            yield delta
-        # A stop comes before a limit, also where the engine has already reported that.
-        if (count := text.stopped_at) is not None:
-            ticket.end("stop", count)
-        yield Done(ticket.outcome)
+    async with _admitted(request, directory, record) as admission:
+        first = admission.runs[0][1]
+        yield Admitted(admission.model, first.lane, first.reason)
+        answers = [
+            _answer(index, call, ticket, record)
+            for index, (call, ticket) in enumerate(admission.runs)
+        ]
+        async with aclosing(merged(*answers)) as events:
+            async for event in events:
+                yield event
+        outcomes = [ticket.outcome for _call, ticket in admission.runs]
+        yield Done(Usage.of(outcomes, request.answers))
 
 
 @asynccontextmanager
 async def _admitted(
     request: TextRequest, directory: Directory, record: Record
-) -> AsyncIterator[tuple[Call, Ticket]]:
-    """Find the model, prepare, take a place; the record learns every fact, and at last the end."""
+) -> AsyncIterator[Admission]:
+    """Find the model, prepare, take places; the record learns every fact, and at last the end."""
     async with AsyncExitStack() as entered:
         try:
-            # Held until it has its place: a model that is replaced meanwhile goes on so long.
+            # Held until it has its places: a model that is replaced meanwhile goes on so long.
             with directory.using(request.model) as served:
                 record.facts["model"] = served.id
-                call = await _prepare(request, served, record.request_id, record.caller)
-                ticket = await entered.enter_async_context(served.gateway.admit(call.generation))
+                calls = await prepare(request, served, record.request_id, record.caller)
+                runs = [
+                    (call, await entered.enter_async_context(served.gateway.admit(call.generation)))
+                    for call in calls
+                ]
         except MlxdError:
             record.facts["outcome"] = "rejected"
             raise
-        place = entered.pop_all()
-    record.facts.update(lane=ticket.lane.value, reason=ticket.reason)
+        places = entered.pop_all()
+    record.facts.update(lane=runs[0][1].lane.value, reason=runs[0][1].reason)
     try:
-        async with place:
-            yield call, ticket
+        async with places:
+            yield Admission(served.id, runs)
     finally:
-        record.ended(ticket.outcome)
+        record.ended([ticket.outcome for _call, ticket in runs], request.answers)
 
 
-async def _prepare(request: TextRequest, served: Served, request_id: str, caller: Caller) -> Call:
-    """Tokenise, resolve every default, check against the model.
+async def _answer(
+    index: int, call: Call, ticket: Ticket, record: Record
+) -> AsyncGenerator[Event, None]:
+    """The events of one answer."""
+    text = await _Text.open(call)
+    async for tokens in ticket:
+        for piece in await text.feed(tokens):
+            if record.first_token is None:
+                record.first_token = asyncio.get_running_loop().time()
+            yield Said(index, piece)
+        if text.answer.ended_at is not None:
+            break
+    cut = text.answer.ended_at is None and ticket.outcome.finish_reason != "stop"
+    for piece in await text.finish(cut=cut):
+        yield Said(index, piece)
+    _settle(text.answer, ticket)
+    yield Ended(index, ticket.outcome.finish_reason, text.answer.stop)
 
-    Raises:
-        BadRequest: the prompt or a parameter does not fit this model.
-    """
-    capabilities = served.capabilities
-    sampling = resolve_sampling(request.sampling, served.sampling, capabilities)
-    _check_length(request.prompt, served)
-    prompt = await _tokens(request.prompt, served.tokenizer)
-    _check_prompt(prompt, request.prompt.param, capabilities)
-    generation = Generation(
-        request_id=request_id,
-        prompt=prompt,
-        max_tokens=_limit(request.limit, served.sampling, len(prompt), capabilities.context),
-        eos=served.tokenizer.eos_token_ids,
-        sampling=sampling,
-        traits=request_traits(sampling, seed_set=request.sampling.seed is not None),
-        caller=caller,
-        priority=_priority(request.priority, caller),
-    )
-    return Call(
-        model=served.id,
-        tokenizer=served.tokenizer,
-        generation=generation,
-        stops=request.stops,
-        drop_leading_space=isinstance(request.prompt, ChatPrompt),
-    )
+
+def _settle(answer: AnswerStream, ticket: Ticket) -> None:
+    """Tell the ticket of an end that only the text shows."""
+    own = "tool_calls" if answer.has_called else "stop"
+    # A stop comes before a limit, also where the engine has already reported that.
+    if answer.ended_at is not None:
+        ticket.end(own, answer.ended_at)
+    elif answer.has_called and ticket.outcome.finish_reason == "stop":
+        ticket.end(own, ticket.outcome.completion_tokens)
 
 
 class _Text:
-    """A `TextStream` used where its detokenizer belongs."""
+    """An `AnswerStream` used where its detokenizer belongs."""
 
-    def __init__(self, tokenizer: Tokenizer, stream: TextStream, *, in_worker: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, answer: AnswerStream, *, in_worker: bool) -> None:
         self._tokenizer = tokenizer
-        self._stream = stream
         self._in_worker = in_worker
+        self.answer = answer
 
     @classmethod
     async def open(cls, call: Call) -> _Text:
-        tokenizer = call.tokenizer
+        tokenizer, markup = call.tokenizer, call.tokenizer.markup
         detokenizer = tokenizer.detokenizer()
+        opening = CONTENT
+        if call.chat and markup.opening is not None:
+            opening = await tokenizer.run(markup.opening, call.generation.prompt)
 
-        def make() -> TextStream:
-            return TextStream(
+        def make() -> AnswerStream:
+            stream = TextStream(
                 detokenizer,
                 last_prompt_token=call.generation.prompt[-1],
                 stops=call.stops,
-                drop_leading_space=call.drop_leading_space,
+                drop_leading_space=call.chat,
             )
+            machine = markup.machine(with_calls=bool(call.tools)) if call.chat else None
+            parts = None if machine is None else Parts(markup, machine, call.tools, opening)
+            return AnswerStream(stream, parts, one_call=call.one_call)
 
         in_worker = detokenizer.in_worker
-        stream = await tokenizer.run(make) if in_worker else make()
-        return cls(tokenizer, stream, in_worker=in_worker)
+        answer = await tokenizer.run(make) if in_worker else make()
+        return cls(tokenizer, answer, in_worker=in_worker)
 
-    @property
-    def stopped_at(self) -> int | None:
-        return self._stream.stopped_at
-
-    def has_stopped(self) -> bool:
-        return self.stopped_at is not None
-
-    async def feed(self, tokens: Sequence[Token]) -> Delta:
+    async def feed(self, tokens: Sequence[Token]) -> list[Piece]:
         if self._in_worker:
-            return await self._tokenizer.run(self._stream.feed, tokens)
-        return self._stream.feed(tokens)
+            return await self._tokenizer.run(self.answer.feed, tokens)
+        return self.answer.feed(tokens)
 
-    async def finish(self) -> Delta:
+    async def finish(self, *, cut: bool) -> list[Piece]:
         if self._in_worker:
-            return await self._tokenizer.run(self._stream.finish)
-        return self._stream.finish()
-
-
-def resolve_sampling(
-    asked: SamplingRequest, defaults: SamplingDefaults, capabilities: Capabilities
-) -> Sampling:
-    """Every parameter a number: the client's, else the model's, else the built-in one.
-
-    Raises:
-        BadRequest: a bias on a token that the model does not have.
-    """
-    for token in asked.logit_bias:
-        if not 0 <= token < capabilities.vocab_size:
-            raise BadRequest(
-                f"logit_bias: {token} is not a token id; this model has "
-                f"{capabilities.vocab_size} tokens",
-                param="logit_bias",
-            )
-    top_k = _given(asked.top_k, defaults.top_k)
-    return Sampling(
-        seed=secrets.randbits(64) if asked.seed is None else asked.seed,
-        temperature=_given(asked.temperature, defaults.temperature),
-        top_p=_given(asked.top_p, defaults.top_p),
-        top_k=top_k if top_k < capabilities.vocab_size else 0,
-        min_p=_given(asked.min_p, defaults.min_p),
-        repetition_penalty=asked.repetition_penalty,
-        repetition_context_size=asked.repetition_context_size,
-        presence_penalty=asked.presence_penalty,
-        presence_context_size=asked.presence_context_size,
-        frequency_penalty=asked.frequency_penalty,
-        frequency_context_size=asked.frequency_context_size,
-        logit_bias=dict(asked.logit_bias),
-        logprobs=asked.logprobs,
-    )
-
-
-def _given(asked: N | None, default: N) -> N:
-    return default if asked is None else asked
-
-
-async def _tokens(
-    prompt: ChatPrompt | TextPrompt | TokenPrompt, tokenizer: Tokenizer
-) -> Sequence[int]:
-    match prompt:
-        case ChatPrompt():
-            return await tokenizer.encode_chat(
-                prompt.messages, chat_template_kwargs=prompt.template_kwargs
-            )
-        case TextPrompt():
-            return await tokenizer.encode(prompt.text)
-        case TokenPrompt():
-            return prompt.tokens
-
-
-def _check_length(prompt: ChatPrompt | TextPrompt | TokenPrompt, served: Served) -> None:
-    """Refuse text that cannot fit before it keeps the tokenizer from everybody else."""
-    if isinstance(prompt, TokenPrompt):
-        return
-    context = served.capabilities.context
-    if prompt.characters > context * served.tokenizer.longest:
-        raise BadRequest(
-            f"{prompt.param} has {prompt.characters} characters, too many for this model's "
-            f"context of {context} tokens",
-            param=prompt.param,
-            code="context_length_exceeded",
-        )
-
-
-def _check_prompt(prompt: Sequence[int], param: str, capabilities: Capabilities) -> None:
-    if not prompt:
-        raise BadRequest("the prompt has no tokens", param=param)
-    if len(prompt) >= capabilities.context:
-        raise BadRequest(
-            f"the prompt has {len(prompt)} tokens; this model's context is "
-            f"{capabilities.context} tokens, the answer included",
-            param=param,
-            code="context_length_exceeded",
-        )
-    # Such an id makes the engine read outside its embedding table.
-    if min(prompt) < 0 or max(prompt) >= capabilities.vocab_size:
-        raise BadRequest(
-            f"{param} holds ids that are not below {capabilities.vocab_size}, "
-            "the number of this model's tokens",
-            param=param,
-        )
-
-
-def _priority(asked: int, caller: Caller) -> int:
-    if asked > caller.max_priority:
-        raise BadRequest(
-            f"priority is {asked}; this API key allows up to {caller.max_priority}",
-            param="priority",
-        )
-    return asked
-
-
-def _limit(asked: Limit | None, defaults: SamplingDefaults, prompt: int, context: int) -> int:
-    """The token limit, clamped to what the prompt leaves of the context."""
-    if asked is None:
-        return min(defaults.max_tokens, context - prompt)
-    if asked.tokens > context:
-        raise BadRequest(
-            f"{asked.param} is {asked.tokens}; this model's context is {context} tokens",
-            param=asked.param,
-        )
-    return min(asked.tokens, context - prompt)
+            return await self._tokenizer.run(self.answer.finish, cut=cut)
+        return self.answer.finish(cut=cut)

@@ -12,6 +12,7 @@ class ChatPrompt:
     """A conversation, for the model's chat template."""
 
     messages: tuple[dict[str, Any], ...]
+    tools: tuple[dict[str, Any], ...] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     param: str = "messages"
 
@@ -41,6 +42,9 @@ class TokenPrompt:
 
     tokens: tuple[int, ...]
     param: str = "prompt"
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +79,12 @@ class TextRequest:
     """One request for text, whichever protocol it came by."""
 
     model: str
-    prompt: ChatPrompt | TextPrompt | TokenPrompt
+    prompts: tuple[Prompt, ...]
     sampling: SamplingRequest
     limit: Limit | None
     stops: tuple[str, ...]
     stream: bool
-    include_usage: bool
+    include_usage: bool = False  # in a stream, at its end
     priority: int = 0  # higher first
+    answers: int = 1  # to each prompt
+    one_call: bool = False  # an answer ends after its first tool call

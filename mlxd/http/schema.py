@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -17,11 +18,13 @@ from mlxd.http.messages import parse_messages
 from mlxd.http.requests import (
     ChatPrompt,
     Limit,
+    Prompt,
     SamplingRequest,
     TextPrompt,
     TextRequest,
     TokenPrompt,
 )
+from mlxd.http.tools import MAX_TOOLS, parse_chat_tools
 
 MAX_STOPS = 16
 # Text is held back for as long as a stop may still match, and searched at every token.
@@ -91,7 +94,9 @@ One = Annotated[
     Field(ge=1),
     _offered(lambda n: not isinstance(n, int) or n <= 1, "more than one choice"),
 ]
-NoTools = Annotated[list[Any], _offered(lambda tools: tools == [], "tool calling")]
+NoFunctions = Annotated[
+    list[Any], _offered(lambda functions: functions == [], "functions, the older form of tools,")
+]
 
 
 class _Part(BaseModel):
@@ -167,13 +172,11 @@ class _Body(_Part):
             logprobs=logprobs,
         )
 
-    def request(
-        self, prompt: ChatPrompt | TextPrompt | TokenPrompt, logprobs: int | None
-    ) -> TextRequest:
+    def request(self, prompt: Prompt, logprobs: int | None) -> TextRequest:
         """The body as a request with this prompt."""
         return TextRequest(
             model=self.model,
-            prompt=prompt,
+            prompts=(prompt,),
             sampling=self.sampling(logprobs),
             limit=self.limit,
             stops=self.stop,
@@ -190,9 +193,9 @@ class ChatBody(_Body):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
-    # Offered together with the parsing of what a model answers to them.
-    tools: NoTools = Field(default_factory=list)
-    functions: NoTools = Field(default_factory=list)
+    tools: Annotated[list[Any], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
+    parallel_tool_calls: bool = True
+    functions: NoFunctions = Field(default_factory=list)
     tool_choice: Annotated[
         Literal["auto", "none"],
         _offered(lambda choice: choice in ("auto", "none"), "a tool_choice that is enforced"),
@@ -236,11 +239,15 @@ def parse_chat(body: Mapping[str, Any]) -> TextRequest:
         BadRequest: naming the first field that cannot be used.
     """
     parsed = _validate(ChatBody, body)
+    tools = parse_chat_tools(parsed.tools)
     prompt = ChatPrompt(
         messages=parse_messages(parsed.messages),
+        # Not shown to the model where it may not call them.
+        tools=() if parsed.tool_choice == "none" else tools,
         template_kwargs=parsed.chat_template_kwargs,
     )
-    return parsed.request(prompt, parsed.top_logprobs if parsed.logprobs else None)
+    request = parsed.request(prompt, parsed.top_logprobs if parsed.logprobs else None)
+    return replace(request, one_call=not parsed.parallel_tool_calls)
 
 
 def parse_completion(body: Mapping[str, Any]) -> TextRequest:

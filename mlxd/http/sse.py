@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 import structlog
 from aiohttp import web
 
 from mlxd.errors import MlxdError
+from mlxd.http.buffered import Buffered
 from mlxd.http.context import RECORD
 from mlxd.http.envelope import domain_error
-from mlxd.http.events import Admitted, Delta, Done, Event
+from mlxd.http.events import Admitted, Done, Ended, Event, Said
 
 _HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -27,14 +28,15 @@ LAST_WORDS_SECONDS = 1.0
 
 log = structlog.get_logger("mlxd.request")
 
-T = TypeVar("T")
-
 
 class StreamEncoder(Protocol):
     """One request's stream in one protocol. Frames are whole server-sent events."""
 
-    def delta(self, delta: Delta) -> Iterable[bytes]:
-        """Frames of new text; the first also say what opens the stream."""
+    def said(self, said: Said) -> Iterable[bytes]:
+        """Frames of something new; the first also say what opens the stream."""
+
+    def ended(self, ended: Ended) -> Iterable[bytes]:
+        """Frames of the end of one answer."""
 
     def done(self, done: Done) -> Iterable[bytes]:
         """Frames of the end, whatever closes the stream included."""
@@ -54,53 +56,6 @@ class Timing:
 def frame(data: bytes) -> bytes:
     """One event without a name. JSON has no raw line breaks, so one line holds it."""
     return b"data: " + data + b"\n\n"
-
-
-class Buffered(Generic[T]):
-    """Runs a source to its end in a task of its own, whether or not anybody reads.
-
-    A reader that never reads so holds up nothing but its own events, of which
-    there are no more than its token limit.
-    """
-
-    def __init__(self) -> None:
-        self._items: asyncio.Queue[T | Exception | None] = asyncio.Queue()
-
-    async def pump(self, source: AsyncGenerator[T, None]) -> None:
-        """Take everything from the source, its failure too."""
-        try:
-            async with aclosing(source):
-                async for item in source:
-                    self._items.put_nowait(item)
-        except Exception as error:  # noqa: BLE001 - raised again where it is read
-            self._items.put_nowait(error)
-        finally:
-            self._items.put_nowait(None)
-
-    async def next(self, seconds: float | None) -> T | None:
-        """The next item; None at the end.
-
-        Raises:
-            TimeoutError: nothing came in that time.
-            Exception: what the source raised.
-        """
-        async with asyncio.timeout(seconds):
-            item = await self._items.get()
-        if isinstance(item, Exception):
-            raise item
-        return item
-
-
-@asynccontextmanager
-async def buffered(source: AsyncGenerator[T, None]) -> AsyncIterator[Buffered[T]]:
-    """Buffer a source; it is closed, wherever it is, when the context exits."""
-    buffer: Buffered[T] = Buffered()
-    task = asyncio.create_task(buffer.pump(source))
-    try:
-        yield buffer
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
 
 
 async def stream(
@@ -147,8 +102,10 @@ def _frames(encoder: StreamEncoder, event: Event) -> Iterable[bytes]:
     match event:
         case Admitted():
             return ()
-        case Delta():
-            return encoder.delta(event)
+        case Said():
+            return encoder.said(event)
+        case Ended():
+            return encoder.ended(event)
         case Done():
             return encoder.done(event)
 

@@ -12,6 +12,7 @@ class Match:
 
     start: int
     end: int
+    stop: str
 
 
 class StopScanner:
@@ -57,7 +58,7 @@ class StopScanner:
     def _find(self) -> Match | None:
         """The earliest complete stop in the held text, in its characters."""
         places = [
-            (start, start + len(stop))
+            (start, start + len(stop), stop)
             for stop in self._stops
             if (start := self._held.find(stop)) >= 0
         ]
@@ -74,7 +75,7 @@ class StopScanner:
 
     def _settle(self, found: Match) -> str:
         text = self._held[: found.start]
-        self.match = Match(self._released + found.start, self._released + found.end)
+        self.match = Match(self._released + found.start, self._released + found.end, found.stop)
         self._released += len(text)
         self._held = ""
         return text

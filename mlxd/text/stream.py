@@ -11,37 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlxd.text.detokenize import Detokenizer
+from mlxd.text.pieces import Delta, TokenText
 from mlxd.text.stops import StopScanner
 from mlxd.wire import Token
-
-
-@dataclass(frozen=True, slots=True)
-class TokenText:
-    """One token as its client asked to see it, with log-probabilities."""
-
-    piece: bytes
-    logprob: float
-    top: tuple[tuple[bytes, float], ...]  # best first
-    offset: int  # of its text in the whole text, in characters
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """What became visible: text, and the tokens that begin in what is visible."""
-
-    text: str
-    tokens: tuple[TokenText, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.text or self.tokens)
-
-    @classmethod
-    def joined(cls, deltas: Sequence[Delta]) -> Delta:
-        """Several, in order, as one."""
-        return cls(
-            "".join(delta.text for delta in deltas),
-            tuple(token for delta in deltas for token in delta.tokens),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +59,11 @@ class TextStream:
     def stopped_at(self) -> int | None:
         """Count of tokens with the one that completed a stop string; None = no stop."""
         return self._stopped_at
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that was found."""
+        return None if self._stops.match is None else self._stops.match.stop
 
     def feed(self, tokens: Sequence[Token]) -> Delta:
         """Take tokens in order. After a stop string was found there is nothing more."""

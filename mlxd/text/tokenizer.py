@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from mlxd.errors import BadRequest, ModelNotReady
 from mlxd.text.detokenize import ByteDetokenizer, BytePieces, Detokenizer, WindowDetokenizer
-from mlxd.text.loading import MLX_THREAD, TokenizerError, byte_pieces, load_wrapper
+from mlxd.text.loading import (
+    MLX_THREAD,
+    TokenizerError,
+    byte_pieces,
+    find_markup,
+    is_jinja,
+    load_wrapper,
+)
+from mlxd.text.markup import Markup
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper  # noqa: TID251 - its type only
@@ -37,16 +45,21 @@ class Tokenizer:
         pieces: BytePieces | None,
         worker: ThreadPoolExecutor,
         longest: int,
+        markup: Markup | None = None,
     ) -> None:
         """
         Args:
             longest: characters of the longest token; none stands for more text.
+            markup: how the model marks reasoning and tool calls; None = it does not.
         """
         self.longest = longest
+        self.markup = markup or Markup()
         self._wrapper = wrapper
         self._pieces = pieces
         self._worker = worker
         self._closed = False
+        # A client's text makes no control tokens; mlx-lm's own templates know nothing of that.
+        self._sanitized = {"sanitize_control_tokens": True} if is_jinja(wrapper) else {}
         self.eos_token_ids: frozenset[int] = frozenset(wrapper.eos_token_ids)
         self.vocab_size: int = len(wrapper)
 
@@ -59,13 +72,13 @@ class Tokenizer:
                 be run and `trust_remote_code` is false.
         """
 
-        def load() -> tuple[TokenizerWrapper, BytePieces | None, int]:
+        def load() -> Tokenizer:
             wrapper = load_wrapper(path, trust_remote_code=trust_remote_code)
-            return wrapper, byte_pieces(wrapper), max(map(len, wrapper.get_vocab()))
+            worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"tokenizer-{path.name}")
+            longest = max(map(len, wrapper.get_vocab()))
+            return cls(wrapper, byte_pieces(wrapper), worker, longest, find_markup(wrapper))
 
-        wrapper, pieces, longest = await asyncio.wrap_future(MLX_THREAD.submit(load))
-        worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"tokenizer-{path.name}")
-        return cls(wrapper, pieces, worker, longest)
+        return await asyncio.wrap_future(MLX_THREAD.submit(load))
 
     def close(self) -> None:
         """End the worker when it has done what it was given; later calls are refused."""
@@ -132,6 +145,7 @@ class Tokenizer:
                 list(messages),
                 tools=list(tools) if tools else None,
                 add_generation_prompt=True,
+                **self._sanitized,
                 **(chat_template_kwargs or {}),
             )
         except Exception as error:  # a template is a program: it may raise anything

@@ -22,6 +22,7 @@ class ByteWrapper:
 
     eos_token_ids = frozenset({0})
     has_chat_template = True
+    chat_template = None
 
     def __len__(self) -> int:
         return 256

@@ -331,17 +331,6 @@ async def test_a_conversation_with_tool_calls_is_served(
     assert len(gateway.tickets) == 1
 
 
-async def test_tools_are_refused_while_no_call_is_parsed(
-    client: openai.AsyncOpenAI, gateway: FakeGateway
-) -> None:
-    """Sending them to the template alone would give their calls as plain text."""
-    tools: Any = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-    with pytest.raises(openai.BadRequestError, match="tool calling is not offered") as caught:
-        await client.chat.completions.create(model=MODEL, messages=ASK, tools=tools)
-    assert caught.value.param == "tools"
-    assert gateway.tickets == []
-
-
 @pytest.mark.parametrize("name", ["nobody", "/etc/passwd", "../starter", "org/model"])
 async def test_a_model_that_is_not_configured_is_not_found(
     client: openai.AsyncOpenAI, name: str

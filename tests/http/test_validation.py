@@ -25,7 +25,7 @@ def refusal(body: dict[str, Any]) -> BadRequest:
 
 def messages_of(*messages: object) -> tuple[dict[str, Any], ...]:
     """These messages as the template will see them."""
-    prompt = parse_chat({"model": "m", "messages": list(messages)}).prompt
+    (prompt,) = parse_chat({"model": "m", "messages": list(messages)}).prompts
     assert isinstance(prompt, ChatPrompt)
     return prompt.messages
 
@@ -78,7 +78,11 @@ def test_values_out_of_range_are_refused_by_name(
         ("response_format", "text"),
         ("tools", {"type": "function"}),
         ("tools", [5]),
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("tools", [{"type": "retrieval"}]),
+        ("tools", [{"type": "function"}]),
+        ("tools", [{"type": "function", "function": {"name": "f g"}}]),
+        ("tools", [{"type": "function", "function": {"name": "f", "parameters": []}}]),
+        ("tools", [{"type": "function", "function": {"name": "f"}}] * 2),
         ("functions", [{"name": "f"}]),
         ("chat_template_kwargs", {"chat_template": "{{ 1 }}"}),
         ("chat_template_kwargs", {"tokenize": False}),
@@ -149,8 +153,8 @@ def test_what_is_required_may_not_be_null_or_missing(field: str) -> None:
 
 def test_prompts_are_text_or_tokens() -> None:
     """A batch of one is that one."""
-    assert parse_completion(TEXT | {"prompt": ["hi"]}).prompt == TextPrompt("hi")
-    assert parse_completion(TEXT | {"prompt": [[5, 6]]}).prompt == TokenPrompt((5, 6))
+    assert parse_completion(TEXT | {"prompt": ["hi"]}).prompts == (TextPrompt("hi"),)
+    assert parse_completion(TEXT | {"prompt": [[5, 6]]}).prompts == (TokenPrompt((5, 6)),)
 
 
 def test_content_parts_of_every_role_are_joined() -> None:

@@ -22,7 +22,7 @@ def test_nothing_of_a_stop_string_is_let_through() -> None:
     """The text ends before the stop, however many pieces it came in."""
     out, match = scan(["DEFGHIJ"], list("ABCDEFGHIJKL"))
     assert "".join(out) == "ABC"
-    assert match == Match(3, 10)
+    assert match == Match(3, 10, "DEFGHIJ")
 
 
 def test_held_text_is_released_when_the_stop_does_not_come() -> None:
@@ -41,23 +41,23 @@ def test_held_text_is_released_at_the_end() -> None:
 
 def test_the_earliest_of_several_stops_wins_not_the_first_listed() -> None:
     """The order in the request does not matter."""
-    assert scan(["GH", "CD"], ["ABCDEFGH"])[1] == Match(2, 4)
-    assert scan(["CD", "GH"], ["ABCDEFGH"])[1] == Match(2, 4)
+    assert scan(["GH", "CD"], ["ABCDEFGH"])[1] == Match(2, 4, "CD")
+    assert scan(["CD", "GH"], ["ABCDEFGH"])[1] == Match(2, 4, "CD")
 
 
 def test_a_longer_stop_that_began_earlier_wins_over_one_inside_it() -> None:
     """A complete match waits while an earlier one may still complete."""
     out, match = scan(["EF", "DEFGHIJ"], list("ABCDEFGHIJ"))
     assert "".join(out) == "ABC"
-    assert match == Match(3, 10)
+    assert match == Match(3, 10, "DEFGHIJ")
 
 
 def test_a_stop_inside_a_longer_one_that_does_not_come_still_counts() -> None:
     """The waiting match is settled when the longer stop fails, or at the end."""
     out, match = scan(["EF", "DEFGHIJ"], list("ABCDEFX"))
-    assert ("".join(out), match) == ("ABCD", Match(4, 6))
+    assert ("".join(out), match) == ("ABCD", Match(4, 6, "EF"))
     out, match = scan(["EF", "DEFGHIJ"], list("ABCDEF"))
-    assert ("".join(out), match) == ("ABCD", Match(4, 6))
+    assert ("".join(out), match) == ("ABCD", Match(4, 6, "EF"))
 
 
 @given(

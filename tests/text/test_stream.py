@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxd.text.detokenize import ByteDetokenizer, BytePieces, byte_level_piece
-from mlxd.text.stream import Delta, TextStream
+from mlxd.text.pieces import Delta
+from mlxd.text.stream import TextStream
 from mlxd.wire import Token, TokenLogprobs
 
 #: Every byte is a token, and so are some words; the prompt ends with token 0.

@@ -1,0 +1,201 @@
+"""From a parsed request to generations that fit their model, or a refusal."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from mlxd.errors import BadRequest
+from mlxd.http.requests import (
+    ChatPrompt,
+    Limit,
+    Prompt,
+    SamplingRequest,
+    TextPrompt,
+    TextRequest,
+    TokenPrompt,
+)
+from mlxd.policy import request_traits
+from mlxd.serving import Caller, Generation, SamplingDefaults, Served
+from mlxd.text.tokenizer import Tokenizer
+from mlxd.wire import Capabilities, Sampling
+
+N = TypeVar("N", int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One generation that passed every check, and how its text is made."""
+
+    tokenizer: Tokenizer
+    generation: Generation
+    stops: tuple[str, ...]
+    chat: bool  # else a completion: all of its text is content
+    tools: tuple[Mapping[str, Any], ...]
+    one_call: bool
+
+
+async def prepare(
+    request: TextRequest, served: Served, request_id: str, caller: Caller
+) -> list[Call]:
+    """Tokenise, resolve every default, check against the model.
+
+    Returns:
+        As many as the request wants answers to all of its prompts, those of one
+        prompt side by side.
+
+    Raises:
+        BadRequest: a prompt or a parameter does not fit this model.
+    """
+    sampling = resolve_sampling(request.sampling, served.sampling, served.capabilities)
+    calls: list[Call] = []
+    for prompt in request.prompts:
+        tokens = await _tokens(prompt, served)
+        for _ in range(request.answers):
+            number = len(calls)
+            generation = Generation(
+                request_id=request_id if number == 0 else f"{request_id}-{number}",
+                prompt=tokens,
+                max_tokens=_limit(
+                    request.limit, served.sampling, len(tokens), served.capabilities.context
+                ),
+                eos=served.tokenizer.eos_token_ids,
+                # Each answer its own random stream, all told by the one seed.
+                sampling=_own_seed(sampling, number),
+                traits=request_traits(sampling, seed_set=request.sampling.seed is not None),
+                caller=caller,
+                priority=_priority(request.priority, caller),
+            )
+            calls.append(
+                Call(
+                    tokenizer=served.tokenizer,
+                    generation=generation,
+                    stops=request.stops,
+                    chat=isinstance(prompt, ChatPrompt),
+                    tools=prompt.tools if isinstance(prompt, ChatPrompt) else (),
+                    one_call=request.one_call,
+                )
+            )
+    return calls
+
+
+def resolve_sampling(
+    asked: SamplingRequest, defaults: SamplingDefaults, capabilities: Capabilities
+) -> Sampling:
+    """Every parameter a number: the client's, else the model's, else the built-in one.
+
+    Raises:
+        BadRequest: a bias on a token that the model does not have.
+    """
+    for token in asked.logit_bias:
+        if not 0 <= token < capabilities.vocab_size:
+            raise BadRequest(
+                f"logit_bias: {token} is not a token id; this model has "
+                f"{capabilities.vocab_size} tokens",
+                param="logit_bias",
+            )
+    top_k = _given(asked.top_k, defaults.top_k)
+    return Sampling(
+        seed=secrets.randbits(64) if asked.seed is None else asked.seed,
+        temperature=_given(asked.temperature, defaults.temperature),
+        top_p=_given(asked.top_p, defaults.top_p),
+        top_k=top_k if top_k < capabilities.vocab_size else 0,
+        min_p=_given(asked.min_p, defaults.min_p),
+        repetition_penalty=asked.repetition_penalty,
+        repetition_context_size=asked.repetition_context_size,
+        presence_penalty=asked.presence_penalty,
+        presence_context_size=asked.presence_context_size,
+        frequency_penalty=asked.frequency_penalty,
+        frequency_context_size=asked.frequency_context_size,
+        logit_bias=dict(asked.logit_bias),
+        logprobs=asked.logprobs,
+    )
+
+
+def _given(asked: N | None, default: N) -> N:
+    return default if asked is None else asked
+
+
+def _own_seed(sampling: Sampling, number: int) -> Sampling:
+    return msgspec.structs.replace(sampling, seed=(sampling.seed + number) % 2**64)
+
+
+async def _tokens(prompt: Prompt, served: Served) -> Sequence[int]:
+    _check_length(prompt, served)
+    tokenizer = served.tokenizer
+    match prompt:
+        case ChatPrompt():
+            if prompt.tools and not tokenizer.markup.offers_tools:
+                raise BadRequest(
+                    "this model cannot call tools: its chat template does not show them to it, "
+                    "or its calls cannot be told from its text",
+                    param="tools",
+                    code="tools_not_supported",
+                )
+            tokens: Sequence[int] = await tokenizer.encode_chat(
+                prompt.messages, tools=prompt.tools, chat_template_kwargs=prompt.template_kwargs
+            )
+        case TextPrompt():
+            tokens = await tokenizer.encode(prompt.text)
+        case TokenPrompt():
+            tokens = prompt.tokens
+    _check_prompt(tokens, prompt.param, served.capabilities)
+    return tokens
+
+
+def _check_length(prompt: Prompt, served: Served) -> None:
+    """Refuse text that cannot fit before it keeps the tokenizer from everybody else."""
+    if isinstance(prompt, TokenPrompt):
+        return
+    context = served.capabilities.context
+    if prompt.characters > context * served.tokenizer.longest:
+        raise BadRequest(
+            f"{prompt.param} has {prompt.characters} characters, too many for this model's "
+            f"context of {context} tokens",
+            param=prompt.param,
+            code="context_length_exceeded",
+        )
+
+
+def _check_prompt(prompt: Sequence[int], param: str, capabilities: Capabilities) -> None:
+    if not prompt:
+        raise BadRequest("the prompt has no tokens", param=param)
+    if len(prompt) >= capabilities.context:
+        raise BadRequest(
+            f"the prompt has {len(prompt)} tokens; this model's context is "
+            f"{capabilities.context} tokens, the answer included",
+            param=param,
+            code="context_length_exceeded",
+        )
+    # Such an id makes the engine read outside its embedding table.
+    if min(prompt) < 0 or max(prompt) >= capabilities.vocab_size:
+        raise BadRequest(
+            f"{param} holds ids that are not below {capabilities.vocab_size}, "
+            "the number of this model's tokens",
+            param=param,
+        )
+
+
+def _priority(asked: int, caller: Caller) -> int:
+    if asked > caller.max_priority:
+        raise BadRequest(
+            f"priority is {asked}; this API key allows up to {caller.max_priority}",
+            param="priority",
+        )
+    return asked
+
+
+def _limit(asked: Limit | None, defaults: SamplingDefaults, prompt: int, context: int) -> int:
+    """The token limit, clamped to what the prompt leaves of the context."""
+    if asked is None:
+        return min(defaults.max_tokens, context - prompt)
+    if asked.tokens > context:
+        raise BadRequest(
+            f"{asked.param} is {asked.tokens}; this model's context is {context} tokens",
+            param=asked.param,
+        )
+    return min(asked.tokens, context - prompt)
