@@ -30,6 +30,7 @@ from mlxd.host.fetcher import Fetcher
 from mlxd.host.link import ENGINE_COMMAND
 from mlxd.host.restarts import RestartPolicy
 from mlxd.host.run import Means, TokenizerLoader
+from mlxd.host.watchdog import WatchPolicy
 from mlxd.http.admin import admin_routes
 from mlxd.http.app import make_admin_app, make_app, make_runner
 from mlxd.http.auth import Access
@@ -61,6 +62,7 @@ class Parts:
     engine_command: Sequence[str] = ENGINE_COMMAND  # `--fd N` is added
     load_tokenizer: TokenizerLoader = load_tokenizer
     restarts: RestartPolicy = field(default_factory=RestartPolicy)
+    watch: WatchPolicy = field(default_factory=WatchPolicy)
 
 
 def run(config_path: Path, parts: Parts | None = None) -> int:
@@ -122,6 +124,7 @@ class Daemon:
             load_tokenizer=parts.load_tokenizer,
             metrics=Metrics(registry),
             restarts=parts.restarts,
+            watch=parts.watch,
         )
         self._supervisor = Supervisor(
             settings, means, read=partial(load, path, os.environ), on_change=_apply_log

@@ -134,6 +134,9 @@ class Phase(msgspec.Struct, frozen=True, tag=True):
 
     name: str  # "load" | "warmup" | "prefill" | "step" | "serial" | "idle"
     budget: float | None  # None while idle: nothing is due
+    # Prompt tokens computed since the load. A phase announced again with the same count and
+    # no other frame in between is no progress.
+    done: int = 0
 
 
 class Capabilities(msgspec.Struct, frozen=True):

@@ -20,17 +20,11 @@ import mlx.core as mx
 
 from mlxd import wire
 from mlxd.blas import identify
-from mlxd.engine import attention, compiler, loading, warmup
+from mlxd.engine import attention, budgets, compiler, loading, warmup
 from mlxd.engine.runner import Runner
 from mlxd.engine.scheduler import Scheduler
 from mlxd.wire import Cancel, Phase, Retune, Start, Stop, Submit
 
-#: Seconds that phases may take before they count as hung. Loading reads files at
-#: 50 MB/s or better; a first compilation can take a minute on CUDA.
-LOAD_FLOOR = 60.0
-LOAD_BYTES_PER_SECOND = 50e6
-WARMUP_BUDGET = 900.0
-WORK_BUDGET = 120.0
 #: Seconds without work after which memory that only rows need is given back.
 REST_AFTER = 5.0
 
@@ -128,7 +122,7 @@ def _serve(link: Link) -> int:
     if not isinstance(start, Start):
         raise TypeError(f"the first frame must be Start, not {type(start).__name__}")
     size = loading.weight_file_bytes(Path(start.model_path))
-    link.send(Phase("load", LOAD_FLOOR + size / LOAD_BYTES_PER_SECOND))
+    link.send(Phase("load", budgets.load(size)))
     with ExitStack() as held:
         try:
             if start.kernels == "native" and sys.platform == "linux" and _on_cpu():
@@ -136,7 +130,7 @@ def _serve(link: Link) -> int:
             loaded = loading.load(start)
             _wire_memory()
             held.enter_context(attention.seam(loaded.model, start.attention))
-            link.send(Phase("warmup", WARMUP_BUDGET))
+            link.send(Phase("warmup", budgets.WARMUP))
             runner = Runner(loaded, start.batch)
             warmed = warmup.run(runner, loaded, start.batch)
         except Exception as error:  # noqa: BLE001  # told to the daemon, which tells the operator
@@ -158,19 +152,27 @@ def _loop(link: Link, scheduler: Scheduler, runner: Runner) -> int:
             if not link.waits(REST_AFTER):
                 runner.rest()
         for message in link.receive(wait=scheduler.idle):
-            match message:
-                case Submit():
-                    scheduler.submit(message)
-                case Cancel():
-                    scheduler.cancel(message)
-                case Retune(batch):
-                    scheduler.retune(batch)
-                case Stop():
-                    return 0
+            if isinstance(message, Stop):
+                return 0
+            _hear(message, scheduler)
         if not scheduler.idle:
             # Each unit of work is announced anew: its budget starts here.
-            link.send(Phase(scheduler.activity, WORK_BUDGET))
+            link.send(scheduler.phase)
             link.send(*scheduler.step())
+            if scheduler.broken:
+                # What MLX or the device has got into, only a new process gets out of.
+                print("every step fails; the engine gives up", file=sys.stderr)  # noqa: T201
+                return 1
+
+
+def _hear(message: wire.ToEngine, scheduler: Scheduler) -> None:
+    match message:
+        case Submit():
+            scheduler.submit(message)
+        case Cancel():
+            scheduler.cancel(message)
+        case Retune(batch):
+            scheduler.retune(batch)
 
 
 def _hello() -> wire.Hello:

@@ -1,8 +1,8 @@
 """Both lanes of one model, decided without a clock and without MLX.
 
 The scheduler turns submissions into rows, and acts only through its `Runner`.
-Its decisions depend on the messages it got and on step counts, so a test is a
-script of events, and every rank of a sharded model would decide the same.
+Its decisions depend on the messages it got and on step counts, so that a test is a
+script of events.
 
 One `step()` is one iteration: admit, enqueue prefill chunks, enqueue a decode
 step, read the tokens of the step before. The order of the waiting line is
@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from mlxd.engine import budgets
 from mlxd.engine.pace import SMALLEST, Pace
 from mlxd.engine.port import Chunk, Runner, SerialSteps
 from mlxd.engine.rows import Row, ended_waiting
@@ -25,6 +26,7 @@ from mlxd.wire import (
     Finished,
     FinishReason,
     Lane,
+    Phase,
     Started,
     Step,
     Submit,
@@ -32,6 +34,9 @@ from mlxd.wire import (
 )
 
 Event = Started | Step | Finished
+
+#: Steps that fail in a row before the engine is given up.
+FAILED_STEPS = 3
 
 
 @dataclass(slots=True)
@@ -54,6 +59,8 @@ class Scheduler:
     _serial: tuple[Row, SerialSteps] | None = None  # the request that has the model to itself
     _events: list[Event] = field(default_factory=list)
     _last_step: float | None = None
+    _prefilled: int = 0  # prompt tokens computed, of all rows
+    _failed_steps: int = 0  # in a row
 
     # --- messages -------------------------------------------------------------
 
@@ -87,11 +94,19 @@ class Scheduler:
         return not (self._waiting or self._running or self._serial or self._events)
 
     @property
-    def activity(self) -> str:
-        """What the next step will spend its time on, for `Phase`."""
+    def phase(self) -> Phase:
+        """What the next step will spend its time on, and how much that may be."""
+        name = "prefill" if self._prefilling else "step"
+        due = [(chunk.start, len(chunk.tokens)) for _row, chunk in self._plan_prefill()]
         if self._serial is not None:
-            return "serial"
-        return "prefill" if self._prefilling else "step"
+            row = self._serial[0]
+            name, due = "serial", [(row.prefilled, min(row.to_prefill, self.tuning.prefill_chunk))]
+        return Phase(name, budgets.work(self.pace, due), self._prefilled)
+
+    @property
+    def broken(self) -> bool:
+        """Whether steps fail one after the other: another process may do better."""
+        return self._failed_steps >= FAILED_STEPS
 
     @property
     def _running(self) -> bool:
@@ -175,6 +190,7 @@ class Scheduler:
             return
         for row, chunk in planned:
             row.prefilled += len(chunk.tokens)
+            self._prefilled += len(chunk.tokens)
         for row in [row for row in self._prefilling if not row.to_prefill]:
             self._prefilling.remove(row)
             self._decoding.append(row)
@@ -228,8 +244,9 @@ class Scheduler:
         """One prefill chunk or one token of the serial request."""
         result = next(steps)
         if result is None:
-            left = row.to_prefill
-            row.prefilled += min(left, self.tuning.prefill_chunk)
+            computed = min(row.to_prefill, self.tuning.prefill_chunk)
+            row.prefilled += computed
+            self._prefilled += computed
             return
         if row.decoding_since is None:
             row.decoding_since = self.clock()
@@ -258,6 +275,7 @@ class Scheduler:
 
     def _fail(self, error: str) -> None:
         """A step failed: everything that was in it ends with an error, the line stays."""
+        self._failed_steps += 1
         self._end_serial(FinishReason.ERROR, error)
         rows = [*self._prefilling, *self._decoding]
         self._prefilling.clear()
@@ -267,6 +285,7 @@ class Scheduler:
         self._events.extend(row.finished(FinishReason.ERROR, error, self.clock()) for row in rows)
 
     def _report(self, lane: Lane, rows: int, tokens: list[Token]) -> None:
+        self._failed_steps = 0
         now = self.clock()
         since = now if self._last_step is None else self._last_step
         self._last_step = now

@@ -241,6 +241,10 @@ class Gateway:
         """Wait until every consumer has left its ticket."""
         await self._undelivered.none()
 
+    def engine_has(self) -> int:
+        """Requests that the engine has not finished."""
+        return len(self._engine)
+
     def running(self, lane: Lane) -> int:
         """Requests that hold a row, those that were cancelled and still leave it included."""
         return self._engine.running(lane)

@@ -101,7 +101,9 @@ class Life:
     async def _run_engines(self, folder: Path, *, patient: bool) -> None:
         restarts = Restarts(self._means.restarts)
         while True:
-            async with EngineRun.open(self._id, self._settings, self._means) as run:
+            async with EngineRun.open(
+                self._id, self._settings, self._means, self._gateway.engine_has
+            ) as run:
                 self.run = run
                 self.reason = await self._run_engine(run, folder)
             if self.stage is State.STOPPED:
@@ -158,7 +160,7 @@ class Life:
             raise CannotServe("it came back as another model: its files have changed")
         self.loaded = ready
         self._offer(self._tokenizer, ready.capabilities)
-        self._gateway.attach(ready.capabilities, tuning, run.link.send)
+        self._gateway.attach(ready.capabilities, tuning, run.send)
         self.stage = State.READY
         self.reason = None
         self.was_ready = True

@@ -55,6 +55,7 @@ class EngineLink:
         self._writer = writer
         self._words = words
         self._patience = patience
+        self._force: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGKILL)
         self._output = asyncio.create_task(words.read(output))
 
     @classmethod
@@ -138,7 +139,7 @@ class EngineLink:
         that lives on without its socket is ended by force.
         """
         self._writer.close()
-        for force in (signal.SIGTERM, signal.SIGKILL):
+        for force in self._force:
             if await self._exits_in_time():
                 break
             self._signal(force)
@@ -165,6 +166,15 @@ class EngineLink:
         cache of compiled kernels.
         """
         self._signal(signal.SIGTERM)
+
+    def abort(self) -> None:
+        """End an engine that hangs: `frames` ends now, whatever the process does.
+
+        SIGABRT has it say where it was; `ended` kills one that does not even do that.
+        """
+        self._writer.transport.abort()
+        self._force = (signal.SIGKILL,)
+        self._signal(signal.SIGABRT)
 
     def _signal(self, number: signal.Signals) -> None:
         # Its whole session: a compiler that it started would keep its pipe open.

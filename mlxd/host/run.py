@@ -20,6 +20,7 @@ from mlxd.host.lastwords import cause
 from mlxd.host.link import EngineLink, engine_environment
 from mlxd.host.restarts import RestartPolicy
 from mlxd.host.scratch import scratch
+from mlxd.host.watchdog import Watchdog, WatchPolicy
 from mlxd.metrics import Metrics
 from mlxd.operations import EngineStatus, PhaseStatus
 from mlxd.text.tokenizer import Tokenizer
@@ -34,7 +35,9 @@ from mlxd.wire import (
     Start,
     Started,
     Step,
+    Submit,
     ToDaemon,
+    ToEngine,
 )
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -66,12 +69,20 @@ class Means:
     load_tokenizer: TokenizerLoader
     metrics: Metrics
     restarts: RestartPolicy
+    watch: WatchPolicy
 
 
 class EngineRun:
     """One engine process and what it has said of itself."""
 
-    def __init__(self, model: str, blas_choice: str, link: EngineLink) -> None:
+    def __init__(
+        self,
+        model: str,
+        blas_choice: str,
+        link: EngineLink,
+        watch: WatchPolicy,
+        requests: Callable[[], int],
+    ) -> None:
         self.link = link
         self.worked = False  # it has finished a request by itself
         self._ready_at: float | None = None
@@ -80,13 +91,18 @@ class EngineRun:
         self._phase: tuple[Phase, float] | None = None  # and when it was said
         self._blas_choice = blas_choice
         self._log = log.bind(model=model, pid=link.pid)
+        self._hung: str | None = None
+        self._watchdog = Watchdog(self._hang, asyncio.get_running_loop(), watch, requests=requests)
 
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, model: str, settings: ModelSettings, means: Means
+        cls, model: str, settings: ModelSettings, means: Means, requests: Callable[[], int]
     ) -> AsyncIterator[EngineRun]:
         """Start the process; leaving the context ends it, if it has not ended.
+
+        Args:
+            requests: how many the engine has that have not finished.
 
         Raises:
             OSError: the command cannot be run, or the cache cannot be written.
@@ -94,10 +110,11 @@ class EngineRun:
         with scratch(means.cache / "engines" / model) as folder:
             environment = await asyncio.to_thread(_environment, folder, settings, means)
             link = await EngineLink.open(model, means.engine_command, environment)
-            run = cls(model, settings.blas, link)
+            run = cls(model, settings.blas, link, means.watch, requests)
             try:
                 yield run
             finally:
+                run._watchdog.stop()
                 await run._frames.aclose()
                 await link.ended()
 
@@ -119,7 +136,7 @@ class EngineRun:
                 kernels=settings.kernels,
             )
         )
-        async for frame in self._frames:
+        async for frame in self._heard():
             match frame:
                 case Hello() | Phase():
                     self._note(frame)
@@ -138,12 +155,20 @@ class EngineRun:
         Raises:
             BrokenFrame, ProtocolError: what it says makes no sense.
         """
-        async for frame in self._frames:
+        async for frame in self._heard():
             self._pass_on(frame, gateway)
+
+    def send(self, frame: ToEngine) -> None:
+        """Hand over a frame without waiting."""
+        if isinstance(frame, Submit):
+            self._watchdog.handed()
+        self.link.send(frame)
 
     async def post_mortem(self) -> str:
         """Why the process ended, as far as it can be known. Waits, briefly, for its end."""
         status = await self.link.ended()
+        if self._hung is not None:
+            return f"the engine hung: {self._hung}"
         how = f"status {status}" if status >= 0 else signal.Signals(-status).name
         told = cause(self.words)
         return f"the engine ended with {how}" + (f": {told}" if told else "")
@@ -172,6 +197,16 @@ class EngineRun:
         phase, since = self._phase
         seconds = round(time.monotonic() - since, 3)
         return PhaseStatus(phase.name, seconds, phase.budget)
+
+    async def _heard(self) -> AsyncIterator[ToDaemon]:
+        async for frame in self._frames:
+            self._watchdog.heard(frame)
+            yield frame
+
+    def _hang(self, what: str) -> None:
+        self._log.error("engine hangs", what=what)
+        self._hung = what
+        self.link.abort()
 
     def _pass_on(self, frame: ToDaemon, gateway: Gateway) -> None:
         match frame:

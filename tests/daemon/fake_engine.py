@@ -7,6 +7,9 @@ Its behaviour is scripted by the model's `env` table and by prompts:
 - `FAKE_BURST`: tokens that a row gives in one step, instead of one.
 - `FAKE_TOKEN`: the one token of every row, instead of the alphabet.
 - `FAKE_BATCHABLE`: the only trait that it can batch, instead of all.
+- `FAKE_HANG`: `phase:file`; the first time that it says this phase it stops
+  itself as SIGSTOP does, unless the file is there, which it makes.
+- `FAKE_BUDGET`: seconds that its phases may take, instead of 60.
 - `FAKE_STUBBORN`: neither a `Stop` frame, nor end-of-file, nor SIGTERM ends it.
 - A prompt that begins with `!` kills the process at the row's third token, one
   that begins with `*` before its first, and one that begins with `?` fails its
@@ -52,6 +55,7 @@ from mlxd.wire import (
 )
 
 STEP_SECONDS = 0.002
+BUDGET = float(os.environ.get("FAKE_BUDGET", "60"))
 GATED_TOKENS = 3
 CONTEXT = 100_000
 KV_BYTES = 1000  # of one row
@@ -78,11 +82,21 @@ class Engine:
         self.line: list[Submit] = []
         self.rows: list[Row] = []
         self.width = 1
+        self.phase = "start"
         self.burst = int(os.environ.get("FAKE_BURST", "1"))
         self.token = int(os.environ["FAKE_TOKEN"]) if "FAKE_TOKEN" in os.environ else None
 
     def send(self, frame: ToDaemon) -> None:
         self.connection.sendall(pack(frame))
+
+    def say(self, phase: str) -> None:
+        """Announce a phase, and hang in it if that is the script."""
+        self.phase = phase
+        self.send(Phase(phase, None if phase == "idle" else BUDGET))
+        where, _, file = os.environ.get("FAKE_HANG", ":").partition(":")
+        if where == phase and not Path(file).exists():
+            Path(file).touch()
+            os.kill(os.getpid(), signal.SIGSTOP)
 
     def receive(self, *, wait: float | None) -> list[ToEngine]:
         """Frames that have come, after at most `wait` seconds; None = until one comes."""
@@ -108,7 +122,7 @@ class Engine:
             raise Gone
         assert isinstance(start, Start)
         self.width = start.batch.width
-        self.send(Phase("load", 60.0))
+        self.say("load")
         how = os.environ.get("FAKE_LOAD", "ok")
         if how == "fail":
             self.send(LoadFailed("there are no weights in it"))
@@ -118,11 +132,12 @@ class Engine:
             os.kill(os.getpid(), signal.SIGKILL)
         while how != "ok" and not Path(how).exists():
             time.sleep(STEP_SECONDS)
+        self.say("warmup")
         only = os.environ.get("FAKE_BATCHABLE")
         batchable = list(TRAITS) if only is None else [only]
         capabilities = Capabilities(256, CONTEXT, ["KVCache"], None, batchable)
         self.send(Ready(capabilities, 0.1, 0.1, 12345))
-        self.send(Phase("idle", 60.0))
+        self.say("idle")
         for frame in early:
             self.hear(frame)
 
@@ -134,6 +149,8 @@ class Engine:
                 self.hear(frame)
             self.admit()
             self.step()
+            if self.phase != "idle" and not (self.rows or self.line):
+                self.say("idle")
 
     def hear(self, frame: ToEngine) -> None:
         match frame:
@@ -160,6 +177,7 @@ class Engine:
             submit = self.line.pop(0)
             self.rows.append(Row(submit))
             self.send(Started(submit.id))
+            self.say("prefill")
             if chr(submit.prompt[0]) == "*":
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -169,6 +187,7 @@ class Engine:
         moving = [row for row in self.rows if not (closed and row.generated == GATED_TOKENS)]
         if not moving:
             return
+        self.say("serial" if moving[0].submit.lane is Lane.SERIAL else "step")
         tokens = []
         for row in moving:
             for _ in range(min(self.burst, row.submit.max_tokens - row.generated)):

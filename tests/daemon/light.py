@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from mlxd.host.restarts import RestartPolicy
+from mlxd.host.watchdog import WatchPolicy
 from mlxd.text.detokenize import BytePieces
 from mlxd.text.tokenizer import Tokenizer
 
 #: Three deaths in a row, and hardly any waiting between them.
 QUICK_RESTARTS = RestartPolicy(first=0.01, longest=0.02, limit=3)
+#: Little doubt, but time for a process to start on a busy machine.
+QUICK_WATCH = WatchPolicy(start=30.0, answer=0.3, confirm=0.1)
 ENGINE_COMMAND = (sys.executable, "-m", "tests.daemon.fake_engine")
 
 

@@ -43,9 +43,9 @@ async def test_frames_arrive_in_order():
     async with opened() as link:
         link.send(START)
         frames = link.frames()
-        kinds = [type(await anext(frames)) for _ in range(3)]
+        kinds = [type(await anext(frames)) for _ in range(4)]
 
-    assert kinds == [Hello, Phase, Ready]
+    assert kinds == [Hello, Phase, Phase, Ready]
 
 
 async def test_killed_engine_ends_the_frames_at_once():

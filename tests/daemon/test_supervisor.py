@@ -39,7 +39,13 @@ from mlxd.serving import Identity, Served
 from mlxd.supervisor import Supervisor
 from mlxd.wire import Lane
 from tests.daemon.fakes import eventually, generation, is_running, read
-from tests.daemon.light import ENGINE_COMMAND, QUICK_RESTARTS, load_byte_tokenizer, model_folder
+from tests.daemon.light import (
+    ENGINE_COMMAND,
+    QUICK_RESTARTS,
+    QUICK_WATCH,
+    load_byte_tokenizer,
+    model_folder,
+)
 
 GAUGES = ("running_rows", "waiting_requests")
 
@@ -60,6 +66,7 @@ class House:
             load_tokenizer=load_byte_tokenizer,
             metrics=Metrics(self.registry),
             restarts=QUICK_RESTARTS,
+            watch=QUICK_WATCH,
         )
         self.supervisor = Supervisor(self.file, means, self.read, self.in_force.append)
 
@@ -404,6 +411,26 @@ class TestLife:
         (died,) = (line for line in lines if line["event"] == "engine died")
         assert died["reason"] == "the engine ended with SIGKILL: libc++abi: terminating"
         assert died["words"] == ("libc++abi: terminating",)
+
+    @pytest.mark.parametrize("phase", ["load", "warmup", "prefill", "step", "serial", "idle"])
+    async def test_hang_in_any_phase_is_found(
+        self, tmp_path: Path, model: ModelSettings, phase: str
+    ):
+        """A stopped process is killed within twice its phase's budget, and its work run again."""
+        env = {"FAKE_HANG": f"{phase}:{tmp_path / 'hung'}", "FAKE_BUDGET": "0.2"}
+        policy = PolicySettings(seed="serial")
+        house = House(tmp_path, a=model.model_copy(update={"env": env, "policy": policy}))
+
+        with capture_logs() as lines:
+            async with running(house) as supervisor:
+                traits = ("seed",) if phase == "serial" else ()
+                assert len(await ask(supervisor, "a", traits=traits)) == 100
+
+        (died,) = (line for line in lines if line["event"] == "engine died")
+        expected = (
+            "handed work while idle" if phase == "idle" else f"no progress in phase '{phase}'"
+        )
+        assert expected in died["reason"]
 
     async def test_failed_step_is_the_rows_own(self, tmp_path: Path, model: ModelSettings):
         """A request whose step fails gets the error, the model goes on."""

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlxd.engine.budgets import SLACK, WORK_FLOOR, work
 from mlxd.engine.pace import SMALLEST, Pace
 from mlxd.engine.port import Chunk, SerialSteps
-from mlxd.engine.scheduler import Scheduler
+from mlxd.engine.scheduler import FAILED_STEPS, Scheduler
 from mlxd.wire import (
     BatchTuning,
     Cancel,
@@ -366,6 +367,41 @@ def test_a_failed_step_fails_the_rows_in_it_and_the_line_goes_on(call: str) -> N
         assert bench.finished[number].reason is FinishReason.ERROR
         assert bench.finished[number].error == "RuntimeError: out of memory"
     assert bench.finished[3].reason is FinishReason.LENGTH
+
+
+def test_an_engine_whose_every_step_fails_is_broken() -> None:
+    """It has not got into something that another try would get it out of; one success does."""
+    bench = Bench()
+    for number in range(FAILED_STEPS):
+        assert not bench.scheduler.broken
+        bench.submit(number)
+        bench.runner.failing = ("decode", RuntimeError("device lost"))
+        bench.drain()
+    assert bench.scheduler.broken
+
+    bench.submit(99)
+    bench.drain()
+    assert not bench.scheduler.broken
+
+
+def test_a_phase_says_what_it_may_take_and_what_was_done() -> None:
+    """Budgets grow with the prompt tokens that are next, and their count tells progress."""
+    bench = Bench(pace=Pace(limit=2.0, token=0.5, pair=0.0))
+    bench.submit(1, prompt=42)
+    bench.scheduler.step()
+    before = bench.scheduler.phase
+    bench.scheduler.step()
+    after = bench.scheduler.phase
+
+    assert before.name == "prefill"
+    tokens = after.done - before.done
+    assert tokens > 0
+    assert before.budget == WORK_FLOOR + SLACK * (0.5 * tokens + 2.0)
+
+
+def test_an_unmeasured_machine_gets_a_second_for_a_prompt_token() -> None:
+    """A chunk of 2,000 tokens on a slow BLAS is not taken for a hang."""
+    assert work(FREE, [(0, 2000)]) >= 2000
 
 
 def test_a_failed_prefill_fails_its_own_rows_and_no_row_that_decodes() -> None:
