@@ -62,7 +62,7 @@ class FakeRunner:
         self.failing: tuple[str, Exception] | None = None  # in which call, and how
 
     def retune(self, tuning: BatchTuning) -> None:
-        self.width = max(tuning.width, len(self.seated))
+        self.width = max(tuning.width, len(self.prefilled))  # rows that have begun stay
 
     def begin(self, row: int, prompt: Sequence[int]) -> int:
         known = self.prefilled[row] = min(self.known.get(row, 0), len(prompt) - 1)
