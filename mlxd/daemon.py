@@ -76,7 +76,10 @@ def run(config_path: Path, parts: Parts | None = None) -> int:
     """
     path = config_path.absolute()
     settings = load(path, os.environ)
-    logs.configure(settings.log, sys.stderr)
+    try:
+        logs.configure(settings.log, sys.stderr)
+    except OSError as error:
+        raise ConfigError([f"log.file: {settings.log.file}: {error.strerror}"]) from error
     with ExitStack() as stack:
         try:
             listeners = _bind(settings, stack)
@@ -271,4 +274,8 @@ class Daemon:
 
 
 def _apply_log(settings: Settings) -> None:
-    logs.configure(settings.log, sys.stderr)
+    try:
+        logs.configure(settings.log, sys.stderr)
+    except OSError as error:
+        reason = f"{settings.log.file}: {error.strerror}"
+        log.error("the log goes on where it went", reason=reason)  # noqa: TRY400

@@ -68,12 +68,14 @@ class Notifier:
             self._ready = self._send(*said, "READY=1")
 
     def reloading(self) -> None:
-        """A reload begins that `reloaded` ends."""
-        self._send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        """A reload begins that `reloaded` ends; during the start it is part of that."""
+        if self._ready:
+            self._send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def reloaded(self) -> None:
         """The reload is over, whether or not it has changed anything."""
-        self._ready = self._send("READY=1") or self._ready
+        if self._ready:
+            self._send("READY=1")
 
     def stopping(self, seconds: float) -> None:
         """The drain begins, and everything has ended after this time."""

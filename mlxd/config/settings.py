@@ -16,6 +16,7 @@ from mlxd.config.values import (
     ModelId,
     OptionalDuration,
     OptionalListen,
+    OptionalPath,
     Origin,
     Size,
     UnixAddress,
@@ -23,6 +24,9 @@ from mlxd.config.values import (
     parse_listen,
 )
 from mlxd.models import sources
+
+#: Smaller log files would be all rotation.
+MIN_LOG_SIZE = 64 * 1024
 
 #: Where a policy sends a request with some trait.
 Answer = Literal["batch", "serial", "reject"]
@@ -98,6 +102,9 @@ class LogSettings(Table):
 
     format: Literal["auto", "json", "console"] = "auto"
     level: Literal["debug", "info", "warning", "error"] = "info"
+    file: OptionalPath = None  # None = standard error
+    max_size: Size = Field(50_000_000, ge=MIN_LOG_SIZE)
+    keep: int = Field(5, ge=1, le=1000)
 
 
 class SamplingSettings(Table):

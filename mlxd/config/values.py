@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
 #: Key of the validation context: the configuration file's folder. It is there exactly when the
 #: values were written by a person, in a file or a variable.
@@ -155,6 +155,10 @@ def _optional_listen(value: str | None, info: ValidationInfo) -> str | None:
     return None if value is None else _listen(value, info)
 
 
+def _optional_path(value: str | None, info: ValidationInfo) -> str | None:
+    return None if value is None else resolve(value, info)
+
+
 def _matching(pattern: re.Pattern[str], expected: str) -> AfterValidator:
     def check(value: str) -> str:
         if pattern.fullmatch(value) is None:
@@ -168,6 +172,7 @@ Duration = Annotated[float, BeforeValidator(_duration)]
 OptionalDuration = Annotated[float | None, BeforeValidator(_optional_duration)]
 Size = Annotated[int, BeforeValidator(_size)]
 Listen = Annotated[str, AfterValidator(_listen)]
+OptionalPath = Annotated[Annotated[str, Field(min_length=1)] | None, AfterValidator(_optional_path)]
 OptionalListen = Annotated[str | None, AfterValidator(_optional_listen)]
 ModelId = Annotated[
     str, _matching(_MODEL_ID, "a model id of a-z, 0-9, '.', '_' and '-', not starting with a sign")

@@ -83,14 +83,26 @@ def test_models_that_all_failed_are_a_start_too(systemd: Systemd, path: str) -> 
 def test_a_reload_says_when_it_began(systemd: Systemd, path: str) -> None:
     """In microseconds of the monotonic clock, as `Type=notify-reload` wants it."""
     notifier = Notifier(Manager(path, watchdog=None))
+    notifier.beat(status("ready"))
     before = time.monotonic_ns() // 1000
     notifier.reloading()
     notifier.reloaded()
 
+    systemd.hear()
     began = systemd.hear()
     assert began["RELOADING"] == "1"
     assert before <= int(began["MONOTONIC_USEC"]) <= time.monotonic_ns() // 1000
     assert systemd.hear() == {"READY": "1"}
+
+
+def test_a_reload_during_the_start_is_part_of_it(systemd: Systemd, path: str) -> None:
+    """READY would be said too early."""
+    notifier = Notifier(Manager(path, watchdog=None))
+    notifier.reloading()
+    notifier.reloaded()
+    notifier.beat(status("starting"))
+
+    assert "EXTEND_TIMEOUT_USEC" in systemd.hear()
 
 
 def test_stopping_asks_for_the_drains_time(systemd: Systemd, path: str) -> None:
@@ -109,9 +121,9 @@ def test_an_abstract_name_is_understood() -> None:
     name = f"mlxd-test-{os.getpid()}"
     manager = Systemd(f"\0{name}")
     with closing(manager.socket):
-        Notifier(Manager(f"@{name}", watchdog=None)).reloaded()
+        Notifier(Manager(f"@{name}", watchdog=None)).stopping(1)
 
-        assert manager.hear() == {"READY": "1"}
+        assert manager.hear()["STOPPING"] == "1"
 
 
 def test_a_manager_that_is_gone_costs_one_line(path: str) -> None:
