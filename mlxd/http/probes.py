@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
-from prometheus_client import CollectorRegistry
-from prometheus_client.aiohttp import make_aiohttp_handler
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, generate_latest
 
-from mlxd.errors import BadRequest
 from mlxd.http.body import json_response
 from mlxd.http.context import CONTEXT
 
@@ -34,18 +32,17 @@ def _readiness(request: web.Request, model: str | None) -> web.Response:
 
 
 def metrics(registry: CollectorRegistry) -> Handler:
-    """The exposition of a registry.
+    """The exposition of a registry, in the text format that every Prometheus reads.
 
-    The client library fails on an `Accept` whose version is no number; what it
-    cannot read is the client's fault.
+    Not in OpenMetrics, whichever is asked for: the client library writes a colon in
+    a name as an underscore there, and vLLM's names would not be vLLM's.
     """
-    expose = make_aiohttp_handler(registry)
 
-    async def handler(request: web.Request) -> web.StreamResponse:
-        try:
-            return await expose(request)
-        except (TypeError, ValueError):
-            raise BadRequest("the Accept header names no known version", param="Accept") from None
+    async def handler(_: web.Request) -> web.Response:
+        headers = {hdrs.CONTENT_TYPE: CONTENT_TYPE_PLAIN_0_0_4}
+        response = web.Response(body=generate_latest(registry), headers=headers)
+        response.enable_compression()
+        return response
 
     return handler
 

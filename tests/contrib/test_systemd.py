@@ -13,7 +13,7 @@ import pytest
 from mlxd.config import ServerSettings, load
 from mlxd.notify import BEAT
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "contrib/systemd/mlxd.service"
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from mlxd.config import ServerSettings, load
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 FILE = ROOT / "contrib/launchd/io.github.mlxd.plist"
 
 

@@ -1,0 +1,1 @@
+"""What ships in contrib/, checked with the tools that will read it."""
