@@ -8,7 +8,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from mlxd.config import ServerSettings
-from mlxd.http import openai, probes
+from mlxd.http import anthropic, openai, probes
 from mlxd.http.access import add_cors, guard
 from mlxd.http.auth import Access
 from mlxd.http.context import CONTEXT, Context
@@ -33,7 +33,7 @@ def make_app(
         extra_routes: mounted beside the public ones, behind the same checks.
     """
     app = _guarded_app(Context(directory, server, access))
-    app.add_routes([*probes.routes(registry), *openai.ROUTES, *extra_routes])
+    app.add_routes([*probes.routes(registry), *openai.ROUTES, *anthropic.ROUTES, *extra_routes])
     return app
 
 

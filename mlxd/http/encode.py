@@ -26,6 +26,7 @@ class Head:
     id: str
     created: int
     model: str
+    prompt_tokens: int
 
     def body(
         self, kind: str, choices: Sequence[Mapping[str, Any]], **more: object

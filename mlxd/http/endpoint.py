@@ -82,7 +82,9 @@ async def _whole(source: AsyncGenerator[Event, None], shape: Shape, id_prefix: s
 
 
 def _head(id_prefix: str, admitted: Admitted) -> Head:
-    return Head(f"{id_prefix}{uuid.uuid4().hex}", int(time.time()), admitted.model)
+    return Head(
+        f"{id_prefix}{uuid.uuid4().hex}", int(time.time()), admitted.model, admitted.prompt_tokens
+    )
 
 
 def _admitted(first: Event | None) -> Admitted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from aiohttp import hdrs, web
@@ -9,6 +10,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from mlxd.errors import BadRequest, MethodNotAllowed, MlxdError, NotFound, TooLarge, Unauthorized
 from mlxd.http.body import json_response
+
+_ANTHROPIC = re.compile(r"/v1/messages(/|$)")
 
 
 def domain_error(error: Exception) -> MlxdError:
@@ -51,8 +54,31 @@ def error_body(error: MlxdError) -> dict[str, Any]:
     }
 
 
-def error_response(error: Exception) -> web.Response:
-    """The whole answer for a request that failed before its headers went out."""
+#: Anthropic's names of errors, by status; by the hundred for the others.
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def anthropic_error_body(error: MlxdError) -> dict[str, Any]:
+    """Anthropic's envelope of an error, also used as an event in streams."""
+    other = "invalid_request_error" if error.status < 500 else "api_error"
+    kind = _ANTHROPIC_TYPES.get(error.status, other)
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def error_response(error: Exception, path: str) -> web.Response:
+    """The whole answer for a request that failed before its headers went out.
+
+    Args:
+        path: of the request, which tells its protocol.
+    """
     told = domain_error(error)
     headers: dict[str, str] = {}
     if told.retry_after is not None:
@@ -61,4 +87,5 @@ def error_response(error: Exception) -> web.Response:
         headers[hdrs.WWW_AUTHENTICATE] = 'Bearer realm="mlxd"'
     if isinstance(error, web.HTTPMethodNotAllowed):
         headers[hdrs.ALLOW] = ", ".join(sorted(error.allowed_methods))
-    return json_response(error_body(told), status=told.status, headers=headers)
+    body = anthropic_error_body(told) if _ANTHROPIC.match(path) else error_body(told)
+    return json_response(body, status=told.status, headers=headers)

@@ -21,6 +21,7 @@ class Admitted:
     model: str  # its id
     lane: Lane
     reason: str
+    prompt_tokens: int  # of all prompts
 
 
 @dataclass(frozen=True, slots=True)

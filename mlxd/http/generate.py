@@ -41,7 +41,9 @@ async def generate(
     """
     async with _admitted(request, directory, record) as admission:
         first = admission.runs[0][1]
-        yield Admitted(admission.model, first.lane, first.reason)
+        prompts = admission.runs[:: request.answers]
+        prompt_tokens = sum(len(call.generation.prompt) for call, _ticket in prompts)
+        yield Admitted(admission.model, first.lane, first.reason, prompt_tokens)
         answers = [
             _answer(index, call, ticket, record)
             for index, (call, ticket) in enumerate(admission.runs)
@@ -130,7 +132,7 @@ class _Text:
                 detokenizer,
                 last_prompt_token=call.generation.prompt[-1],
                 stops=call.stops,
-                drop_leading_space=call.chat,
+                drop_leading_space=call.chat and not call.continues,
             )
             machine = markup.machine(with_calls=bool(call.tools)) if call.chat else None
             parts = None if machine is None else Parts(markup, machine, call.tools, opening)

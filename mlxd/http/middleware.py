@@ -63,16 +63,16 @@ async def _answer(request: web.Request, handler: Handler, record: Record) -> web
         return await handler(request)
     except (MlxdError, web.HTTPError) as error:
         record.facts["error"] = error.code if isinstance(error, MlxdError) else error.reason
-        response = error_response(error)
+        response = error_response(error, request.path)
     except (web.RequestPayloadError, HttpProcessingError) as error:  # a body that is not as told
         record.facts["error"] = type(error).__name__
-        response = error_response(error)
+        response = error_response(error, request.path)
     except ConnectionError:
         raise
     except Exception as error:
         log.exception("unexpected error", id=record.request_id, path=request.path)
         record.facts["error"] = type(error).__name__
-        response = error_response(error)
+        response = error_response(error, request.path)
     # Of what never became a request for tokens; its own end comes first.
     record.facts.setdefault("outcome", "rejected" if response.status < 500 else "error")
     return response

@@ -35,6 +35,7 @@ class Call:
     generation: Generation
     stops: tuple[str, ...]
     chat: bool  # else a completion: all of its text is content
+    continues: bool  # it goes on in the middle of a text
     tools: tuple[Mapping[str, Any], ...]
     one_call: bool
 
@@ -54,7 +55,8 @@ async def prepare(
     sampling = resolve_sampling(request.sampling, served.sampling, served.capabilities)
     calls: list[Call] = []
     for prompt in request.prompts:
-        tokens = await _tokens(prompt, served)
+        tokens = await prompt_tokens(prompt, served)
+        _check_prompt(tokens, prompt.param, served.capabilities)
         for _ in range(request.answers):
             number = len(calls)
             generation = Generation(
@@ -76,6 +78,7 @@ async def prepare(
                     generation=generation,
                     stops=request.stops,
                     chat=isinstance(prompt, ChatPrompt),
+                    continues=isinstance(prompt, ChatPrompt) and prompt.continues,
                     tools=prompt.tools if isinstance(prompt, ChatPrompt) else (),
                     one_call=request.one_call,
                 )
@@ -124,27 +127,37 @@ def _own_seed(sampling: Sampling, number: int) -> Sampling:
     return msgspec.structs.replace(sampling, seed=(sampling.seed + number) % 2**64)
 
 
-async def _tokens(prompt: Prompt, served: Served) -> Sequence[int]:
+async def prompt_tokens(prompt: Prompt, served: Served) -> Sequence[int]:
+    """A prompt's tokens, however many they are.
+
+    Raises:
+        BadRequest: the prompt is not for this model.
+    """
     _check_length(prompt, served)
     tokenizer = served.tokenizer
     match prompt:
         case ChatPrompt():
-            if prompt.tools and not tokenizer.markup.offers_tools:
-                raise BadRequest(
-                    "this model cannot call tools: its chat template does not show them to it, "
-                    "or its calls cannot be told from its text",
-                    param="tools",
-                    code="tools_not_supported",
-                )
-            tokens: Sequence[int] = await tokenizer.encode_chat(
-                prompt.messages, tools=prompt.tools, chat_template_kwargs=prompt.template_kwargs
+            _check_tools(prompt, tokenizer)
+            return await tokenizer.encode_chat(
+                prompt.messages,
+                tools=prompt.tools,
+                chat_template_kwargs=prompt.template_kwargs,
+                continues=prompt.continues,
             )
         case TextPrompt():
-            tokens = await tokenizer.encode(prompt.text)
+            return await tokenizer.encode(prompt.text)
         case TokenPrompt():
-            tokens = prompt.tokens
-    _check_prompt(tokens, prompt.param, served.capabilities)
-    return tokens
+            return prompt.tokens
+
+
+def _check_tools(prompt: ChatPrompt, tokenizer: Tokenizer) -> None:
+    if prompt.tools and not tokenizer.markup.offers_tools:
+        raise BadRequest(
+            "this model cannot call tools: its chat template does not show them to it, "
+            "or its calls cannot be told from its text",
+            param="tools",
+            code="tools_not_supported",
+        )
 
 
 def _check_length(prompt: Prompt, served: Served) -> None:

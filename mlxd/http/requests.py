@@ -14,6 +14,7 @@ class ChatPrompt:
     messages: tuple[dict[str, Any], ...]
     tools: tuple[dict[str, Any], ...] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    continues: bool = False  # the answer goes on with the last message, the assistant's
     param: str = "messages"
 
     @property

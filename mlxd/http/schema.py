@@ -7,14 +7,15 @@ are ignored; a known one that cannot be honoured is refused, never dropped.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from mlxd.errors import BadRequest
 from mlxd.http.messages import parse_messages
+from mlxd.http.parts import Part, offered, stop_strings, validate
 from mlxd.http.requests import (
     ChatPrompt,
     Limit,
@@ -26,9 +27,6 @@ from mlxd.http.requests import (
 )
 from mlxd.http.tools import MAX_TOOLS, parse_chat_tools
 
-MAX_STOPS = 16
-# Text is held back for as long as a stop may still match, and searched at every token.
-MAX_STOP_CHARS = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_COMPLETION_LOGPROBS = 5
 
@@ -56,17 +54,6 @@ _RESERVED_KWARGS = frozenset(
 )
 
 
-def _stops(value: object) -> tuple[str, ...]:
-    stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise ValueError("expected a string or a list of strings")
-    if len(stops) > MAX_STOPS:
-        raise ValueError(f"at most {MAX_STOPS} stop strings")
-    if not all(1 <= len(stop) <= MAX_STOP_CHARS for stop in stops):
-        raise ValueError(f"a stop string has 1 to {MAX_STOP_CHARS} characters")
-    return tuple(dict.fromkeys(stops))
-
-
 def _bias_ids(value: object) -> object:
     if not isinstance(value, dict):
         raise ValueError("expected an object from token id to bias")  # noqa: TRY004 - pydantic's way
@@ -76,63 +63,41 @@ def _bias_ids(value: object) -> object:
     return {int(key): bias for key, bias in value.items()}
 
 
-def _offered(accepted: Callable[[Any], bool], what: str) -> BeforeValidator:
-    """Refuse values that mean something that is not built."""
-
-    def check(value: object) -> object:
-        if not accepted(value):
-            raise ValueError(f"{what} is not offered")
-        return value
-
-    return BeforeValidator(check)
-
-
 ContextSize = Annotated[int, Field(ge=1, le=2**20)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 One = Annotated[
     int,
     Field(ge=1),
-    _offered(lambda n: not isinstance(n, int) or n <= 1, "more than one choice"),
+    offered(lambda n: not isinstance(n, int) or n <= 1, "more than one choice"),
 ]
 NoFunctions = Annotated[
-    list[Any], _offered(lambda functions: functions == [], "functions, the older form of tools,")
+    list[Any], offered(lambda functions: functions == [], "functions, the older form of tools,")
 ]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_absent(cls, data: object) -> object:
-        if isinstance(data, dict):
-            return {key: value for key, value in data.items() if value is not None}
-        return data
-
-
-class StreamOptions(_Part):
+class StreamOptions(Part):
     """`stream_options`."""
 
     include_usage: bool = False
 
 
-class ResponseFormat(_Part):
+class ResponseFormat(Part):
     """`response_format`; enforced formats are refused, not ignored."""
 
     type: Annotated[
         Literal["text"],
-        _offered(lambda kind: kind not in ("json_object", "json_schema"), "structured output"),
+        offered(lambda kind: kind not in ("json_object", "json_schema"), "structured output"),
     ]
 
 
-class _Body(_Part):
+class _Body(Part):
     """The fields that chat and completions share."""
 
     model: str
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     max_tokens: int | None = Field(None, ge=1)
-    stop: Annotated[tuple[str, ...], BeforeValidator(_stops)] = ()
+    stop: Annotated[tuple[str, ...], BeforeValidator(stop_strings)] = ()
     temperature: float | None = Field(None, ge=0, le=2)  # OpenAI's range
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0)
@@ -147,7 +112,7 @@ class _Body(_Part):
     logit_bias: Annotated[dict[int, Bias], BeforeValidator(_bias_ids)] = Field(default_factory=dict)
     n: One = 1
     priority: int = Field(0, ge=0)  # of the waiting line; up to what the caller's key allows
-    xtc_probability: Annotated[float, _offered(lambda p: p == 0, "XTC sampling")] = 0.0
+    xtc_probability: Annotated[float, offered(lambda p: p == 0, "XTC sampling")] = 0.0
 
     @property
     def limit(self) -> Limit | None:
@@ -198,7 +163,7 @@ class ChatBody(_Body):
     functions: NoFunctions = Field(default_factory=list)
     tool_choice: Annotated[
         Literal["auto", "none"],
-        _offered(lambda choice: choice in ("auto", "none"), "a tool_choice that is enforced"),
+        offered(lambda choice: choice in ("auto", "none"), "a tool_choice that is enforced"),
     ] = "auto"
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -228,8 +193,8 @@ class CompletionBody(_Body):
     prompt: Any
     logprobs: int | None = Field(None, ge=0, le=MAX_COMPLETION_LOGPROBS)
     best_of: One = 1
-    echo: Annotated[bool, _offered(lambda echo: echo is not True, "echo")] = False
-    suffix: Annotated[str, _offered(lambda suffix: suffix == "", "suffix")] = ""
+    echo: Annotated[bool, offered(lambda echo: echo is not True, "echo")] = False
+    suffix: Annotated[str, offered(lambda suffix: suffix == "", "suffix")] = ""
 
 
 def parse_chat(body: Mapping[str, Any]) -> TextRequest:
@@ -238,7 +203,7 @@ def parse_chat(body: Mapping[str, Any]) -> TextRequest:
     Raises:
         BadRequest: naming the first field that cannot be used.
     """
-    parsed = _validate(ChatBody, body)
+    parsed = validate(ChatBody, body)
     tools = parse_chat_tools(parsed.tools)
     prompt = ChatPrompt(
         messages=parse_messages(parsed.messages),
@@ -256,7 +221,7 @@ def parse_completion(body: Mapping[str, Any]) -> TextRequest:
     Raises:
         BadRequest: naming the first field that cannot be used.
     """
-    parsed = _validate(CompletionBody, body)
+    parsed = validate(CompletionBody, body)
     return parsed.request(_prompt(parsed.prompt), parsed.logprobs)
 
 
@@ -272,26 +237,3 @@ def _prompt(prompt: object) -> TextPrompt | TokenPrompt:
     if not all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
         raise BadRequest("prompt must be a string or a list of token ids", param="prompt")
     return TokenPrompt(tuple(prompt))
-
-
-B = TypeVar("B", bound=_Body)
-
-
-def _validate(kind: type[B], body: Mapping[str, Any]) -> B:
-    try:
-        return kind.model_validate(dict(body))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    param = _path(first["loc"])
-    if first["type"] == "missing":
-        raise BadRequest(f"{param} is required", param=param, code="missing_required_parameter")
-    message = first["msg"].removeprefix("Value error, ")
-    raise BadRequest(f"{param}: {message}", param=param)
-
-
-def _path(loc: tuple[int | str, ...]) -> str:
-    """`tools[0].type` for pydantic's location."""
-    first, *rest = loc
-    return str(first) + "".join(
-        f"[{step}]" if isinstance(step, int) else f".{step}" for step in rest
-    )

@@ -58,6 +58,11 @@ def frame(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
+def named_frame(name: str, data: bytes) -> bytes:
+    """One event with a name."""
+    return b"event: " + name.encode() + b"\n" + frame(data)
+
+
 async def stream(
     request: web.Request,
     events: Buffered[Event],

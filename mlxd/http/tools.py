@@ -70,10 +70,10 @@ def parse_chat_tools(tools: Sequence[object]) -> tuple[dict[str, Any], ...]:
         if tool.get("type") != "function":
             raise BadRequest(f"{at}.type must be 'function'", param=f"{at}.type")
         functions.append(parse_function(tool.get("function"), f"{at}.function"))
-    return offered(functions)
+    return all_tools(functions)
 
 
-def offered(functions: Sequence[Function]) -> tuple[dict[str, Any], ...]:
+def all_tools(functions: Sequence[Function]) -> tuple[dict[str, Any], ...]:
     """All tools of a request.
 
     Raises:

@@ -106,16 +106,21 @@ class Tokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        continues: bool = False,
     ) -> list[int]:
         """Tokens of a conversation up to where the assistant speaks.
 
         The template writes its own BOS, so none is added.
 
+        Args:
+            continues: the assistant goes on with the last message, which is its own.
+
         Raises:
             BadRequest: naming `messages`; the model has no chat template, or its
                 template refuses these messages.
         """
-        return await self.run(self._encode_chat, messages, tools, chat_template_kwargs)
+        kwargs = dict(chat_template_kwargs or {})
+        return await self.run(self._encode_chat, messages, tools, kwargs, continues=continues)
 
     async def decode(self, tokens: Sequence[int]) -> str:
         """Text of these tokens, special ones included."""
@@ -134,7 +139,9 @@ class Tokenizer:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
-        chat_template_kwargs: Mapping[str, Any] | None,
+        chat_template_kwargs: Mapping[str, Any],
+        *,
+        continues: bool,
     ) -> list[int]:
         if not self._wrapper.has_chat_template:
             raise BadRequest(
@@ -144,9 +151,10 @@ class Tokenizer:
             tokens: list[int] = self._wrapper.apply_chat_template(  # type: ignore[no-untyped-call]
                 list(messages),
                 tools=list(tools) if tools else None,
-                add_generation_prompt=True,
+                add_generation_prompt=not continues,
+                continue_final_message=continues,
                 **self._sanitized,
-                **(chat_template_kwargs or {}),
+                **chat_template_kwargs,
             )
         except Exception as error:  # a template is a program: it may raise anything
             raise BadRequest(

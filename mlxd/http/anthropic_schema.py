@@ -1,0 +1,140 @@
+"""The bodies of `/v1/messages` and `/v1/messages/count_tokens`: every field and its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from mlxd.errors import BadRequest
+from mlxd.http.anthropic_messages import parse_anthropic_messages
+from mlxd.http.parts import Part, offered, stop_strings, validate
+from mlxd.http.requests import ChatPrompt, Limit, SamplingRequest, TextRequest
+from mlxd.http.tools import MAX_TOOLS, Function, all_tools, parse_function
+
+MAX_METADATA_CHARS = 512
+
+
+class Metadata(Part):
+    """`metadata`: accepted, and kept nowhere."""
+
+    user_id: str | None = Field(None, max_length=MAX_METADATA_CHARS)
+
+
+class Thinking(Part):
+    """`thinking`. A budget is a hint that no model here takes; the token limit counts."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: int | None = Field(None, ge=1)
+
+
+class ToolChoice(Part):
+    """`tool_choice`; enforced ones are refused, not ignored."""
+
+    type: Annotated[
+        Literal["auto", "none"],
+        offered(lambda kind: kind not in ("any", "tool"), "a tool_choice that is enforced"),
+    ] = "auto"
+    disable_parallel_tool_use: bool = False
+
+
+class OutputConfig(Part):
+    """`output_config`; an enforced format is refused, not ignored."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: Annotated[None, offered(lambda kind: kind is None, "structured output")] = None
+
+
+class CountBody(Part):
+    """`POST /v1/messages/count_tokens`: what a prompt is made of."""
+
+    model: str
+    messages: list[Any]
+    system: Any = None
+    tools: Annotated[list[Any], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
+    tool_choice: ToolChoice = ToolChoice()
+    thinking: Thinking = Thinking(type="disabled")
+    output_config: OutputConfig = OutputConfig()
+
+    def prompt(self) -> ChatPrompt:
+        """The conversation in the form that chat templates take.
+
+        Raises:
+            BadRequest: naming the part that cannot be used.
+        """
+        messages, continues = parse_anthropic_messages(self.messages, self.system)
+        tools = _tools(self.tools)
+        kwargs: dict[str, Any] = {"enable_thinking": self.thinking.type != "disabled"}
+        if self.output_config.effort is not None:
+            kwargs["reasoning_effort"] = self.output_config.effort
+        return ChatPrompt(
+            messages=messages,
+            tools=() if self.tool_choice.type == "none" else tools,
+            template_kwargs=kwargs,
+            continues=continues,
+        )
+
+
+class MessagesBody(CountBody):
+    """`POST /v1/messages`."""
+
+    max_tokens: int = Field(ge=1)
+    stream: bool = False
+    stop_sequences: Annotated[tuple[str, ...], BeforeValidator(stop_strings)] = ()
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0)
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+
+    def request(self) -> TextRequest:
+        """The body as a request.
+
+        Raises:
+            BadRequest: naming the part that cannot be used.
+        """
+        return TextRequest(
+            model=self.model,
+            prompts=(self.prompt(),),
+            sampling=SamplingRequest(
+                temperature=self.temperature, top_p=self.top_p, top_k=self.top_k
+            ),
+            limit=Limit(self.max_tokens, "max_tokens"),
+            stops=self.stop_sequences,
+            stream=self.stream,
+            one_call=self.tool_choice.disable_parallel_tool_use,
+        )
+
+
+def parse_anthropic(body: Mapping[str, Any]) -> TextRequest:
+    """A request for a message.
+
+    Raises:
+        BadRequest: naming the first field that cannot be used.
+    """
+    return validate(MessagesBody, body).request()
+
+
+def parse_count(body: Mapping[str, Any]) -> tuple[str, ChatPrompt]:
+    """Which model's tokens of which prompt are to be counted.
+
+    Raises:
+        BadRequest: naming the first field that cannot be used.
+    """
+    parsed = validate(CountBody, body)
+    return parsed.model, parsed.prompt()
+
+
+def _tools(tools: list[Any]) -> tuple[dict[str, Any], ...]:
+    functions: list[Function] = []
+    for index, tool in enumerate(tools):
+        at = f"tools[{index}]"
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind not in {None, "custom"}:
+            raise BadRequest(
+                f"{at}.type must be 'custom': tools that a server runs are not offered",
+                param=f"{at}.type",
+            )
+        functions.append(parse_function(tool, at, parameters="input_schema"))
+    return all_tools(functions)
