@@ -1,0 +1,1 @@
+"""Benchmarks that compute in their own process; `mlxd bench` drives servers instead."""
