@@ -94,6 +94,22 @@ class TooSlow(MlxdError):
     code = "receive_timeout"
 
 
+class PreconditionFailed(MlxdError):
+    """What the call was based on has changed meanwhile."""
+
+    status = 412
+    type = "invalid_request_error"
+    code = "precondition_failed"
+
+
+class Withdrawn(MlxdError):
+    """An operator ended the request. Not for trying again, so that no client does."""
+
+    status = 403
+    type = "invalid_request_error"
+    code = "cancelled_by_operator"
+
+
 class TooLarge(MlxdError):
     """The body exceeds `server.max_body`."""
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from mlxd.config import LiveTable
 from mlxd.plan import Plan
 from mlxd.wire import Blas, Capabilities
 
@@ -86,6 +87,30 @@ class DrainReport:
     models: Mapping[str, LiveRequests] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What is in force. Secrets are masked."""
+
+    etag: str
+    settings: Mapping[str, object]  # as the file's tables
+    differs_from_file: Sequence[str]  # keys that were changed live
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStatus:
+    """One request that has not ended."""
+
+    id: str  # of the response's x-request-id
+    model: str
+    caller: str | None  # name of its API key
+    lane: str
+    reason: str
+    state: Literal["waiting", "running"]
+    seconds: float  # since it was admitted
+    prompt_tokens: int
+    generated_tokens: int
+
+
 class Operations(Protocol):
     """What an operator can do. The supervisor fulfils it."""
 
@@ -120,3 +145,59 @@ class Operations(Protocol):
             ConfigError: with every problem; nothing has changed.
             Conflict: the daemon is stopping.
         """
+
+    def config(self) -> Configuration:
+        """What is in force, and where it differs from the file."""
+
+    async def patch(
+        self,
+        model: str,
+        table: LiveTable,
+        changes: Mapping[str, object],
+        match: Sequence[str] | None,
+    ) -> Configuration:
+        """Change a model's settings live; the file is not written.
+
+        Args:
+            match: etags of which the configuration in force must have one; None = any.
+
+        Raises:
+            NotFound: no such model.
+            PreconditionFailed: it has another etag.
+            ConfigError: with every problem; nothing has changed.
+            Conflict: the daemon is stopping.
+        """
+
+    async def load(self, model: str) -> ModelStatus:
+        """Start a model that is stopped or has failed; returns when it serves, or cannot.
+
+        Raises:
+            NotFound: no such model.
+            Conflict: it is neither stopped nor failed, or the daemon is stopping.
+        """
+
+    async def unload(self, model: str) -> ModelStatus:
+        """Drain a model up to `drain_timeout`, cut what is left, and end its engine.
+
+        Raises:
+            NotFound: no such model.
+            Conflict: the daemon is stopping.
+        """
+
+    async def restart(self, model: str) -> ModelStatus:
+        """Give a model a new engine, and let the old one finish what it has.
+
+        Raises:
+            NotFound: no such model.
+            ConfigError: the new one does not start; the old one goes on.
+            Conflict: the daemon is stopping.
+        """
+
+    def clear_cache(self, model: str) -> None:
+        """Forget the prompts that a model's engine keeps. Raises NotFound."""
+
+    def requests(self) -> Sequence[RequestStatus]:
+        """Who runs and who waits."""
+
+    def cancel(self, request_id: str) -> int:
+        """End the requests of this id; returns how many. Raises NotFound for none."""

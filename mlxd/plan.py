@@ -20,21 +20,28 @@ FIXED_KEYS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What happens to each model, and which keys are the cause."""
+    """What happens to each model, and which keys are the cause.
+
+    `undo` names live changes that the file does not have: they are among the causes.
+    """
 
     keep: Sequence[str] = ()
     retune: Mapping[str, Sequence[str]] = field(default_factory=dict)
     add: Sequence[str] = ()
     replace: Mapping[str, Sequence[str]] = field(default_factory=dict)
     remove: Sequence[str] = ()
+    undo: Mapping[str, Sequence[str]] = field(default_factory=dict)
     server: Sequence[str] = ()
     admin: Sequence[str] = ()
     metrics: Sequence[str] = ()
     log: Sequence[str] = ()
 
 
-def diff(old: Settings, new: Settings) -> Plan:
+def diff(old: Settings, new: Settings, file: Settings) -> Plan:
     """The plan that leads from one configuration to the other.
+
+    Args:
+        file: what `old` was read as, before it was changed live.
 
     Raises:
         ConfigError: a key changed that cannot change in a running daemon.
@@ -57,11 +64,27 @@ def diff(old: Settings, new: Settings) -> Plan:
         add=tuple(model_id for model_id in new.models if model_id not in old.models),
         replace={model_id: keys for model_id, keys in changes.items() if not live[model_id]},
         remove=tuple(model_id for model_id in old.models if model_id not in new.models),
+        undo={
+            model_id: undone
+            for model_id, keys in changes.items()
+            if (undone := tuple(key for key in _live(file, old, model_id) if key in keys))
+        },
         server=shared["server"],
         admin=shared["admin"],
         metrics=tuple(changed_keys(old.metrics, new.metrics)),
         log=tuple(changed_keys(old.log, new.log)),
     )
+
+
+def live_changes(file: Settings, now: Settings) -> list[str]:
+    """Dotted paths of the keys that were changed live and differ from the file."""
+    return [
+        f"models.{model_id}.{key}" for model_id in now.models for key in _live(file, now, model_id)
+    ]
+
+
+def _live(file: Settings, now: Settings, model_id: str) -> Iterator[str]:
+    return changed_keys(file.models[model_id], now.models[model_id])
 
 
 def changed_keys(old: BaseModel, new: BaseModel, above: str = "") -> Iterator[str]:

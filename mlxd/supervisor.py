@@ -3,42 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import asdict
 from typing import Literal
 
 import structlog
 
 from mlxd import __version__
-from mlxd.config import ServerSettings, Settings, etag
+from mlxd.config import LiveTable, ServerSettings, Settings, etag, patched, shown
 from mlxd.draining import finish, idle_within, stop_all
-from mlxd.errors import ConfigError, Conflict, NotFound
+from mlxd.errors import ConfigError, Conflict, NotFound, PreconditionFailed
+from mlxd.fleet import Fleet
 from mlxd.host import Host
 from mlxd.host.run import Means
 from mlxd.lifecycle import State
-from mlxd.operations import DaemonStatus, DrainReport
-from mlxd.plan import Plan, diff
+from mlxd.operations import (
+    Configuration,
+    DaemonStatus,
+    DrainReport,
+    ModelStatus,
+    RequestStatus,
+)
+from mlxd.plan import Plan, diff, live_changes
 from mlxd.serving import Identity, Served
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The configuration in use and its models; replaced whole, by one assignment."""
-
-    settings: Settings
-    hosts: Mapping[str, Host]  # in the file's order
-
-    def find(self, name: str) -> Host:
-        """The model of this id or alias. Raises NotFound."""
-        for model_id, settings in self.settings.models.items():
-            if name == model_id or name in settings.aliases:
-                return self.hosts[model_id]
-        raise NotFound(
-            f"the model {name[:80]!r} does not exist", param="model", code="model_not_found"
-        )
 
 
 class Supervisor:
@@ -56,14 +46,11 @@ class Supervisor:
             read: reads the configuration again; raises ConfigError.
             on_change: told of the settings that a reload has put in force.
         """
-        self._means = means
+        self._metrics = means.metrics
         self._read = read
         self._on_change = on_change
-        hosts = {model_id: self._host(model_id, settings) for model_id in settings.models}
-        self._now = Snapshot(settings, hosts)
-        self._reloading = asyncio.Lock()
-        self._building: Sequence[Host] = ()  # not serving yet
-        self._retiring: dict[Host, asyncio.Task[None]] = {}  # serving no more
+        self._fleet = Fleet(settings, means)
+        self._changing = asyncio.Lock()  # one change at a time; others wait for their turn
         self._draining = False
         self._stopping = False
         means.metrics.configured()
@@ -72,11 +59,11 @@ class Supervisor:
 
     def model_ids(self) -> Sequence[str]:
         """Ids in the file's order."""
-        return list(self._now.hosts)
+        return list(self._fleet.now.hosts)
 
     def identify(self, name: str) -> Identity:
         """The model of this id or alias, whatever its state. Raises NotFound."""
-        host = self._now.find(name)
+        host = self._fleet.now.find(name)
         return Identity(host.id, host.created)
 
     def using(self, name: str) -> AbstractContextManager[Served]:
@@ -86,19 +73,19 @@ class Supervisor:
             NotFound: no such model.
             ModelNotReady, Draining: on entering; it cannot serve now.
         """
-        return self._now.find(name).using()
+        return self._fleet.now.find(name).using()
 
     def ready(self, name: str | None = None) -> bool:
         """Whether the daemon, or one model, should be sent traffic. Raises NotFound."""
         if name is not None:
-            return self._now.find(name).state is State.READY and not self._stopping
+            return self._fleet.now.find(name).state is State.READY and not self._stopping
         return self._state() == "ready"
 
     # --- start and stop
 
     def start(self) -> None:
         """Begin to load every model; none holds another back, and a failure is the model's own."""
-        for host in self._now.hosts.values():
+        for host in self._fleet.now.hosts.values():
             host.start()
 
     async def stop(self, delivered: Callable[[], Awaitable[None]]) -> None:
@@ -109,18 +96,19 @@ class Supervisor:
             delivered: waits until every answer has been sent to its end.
         """
         self._stopping = True
-        hosts = [*self._now.hosts.values()]
+        hosts = [*self._fleet.now.hosts.values()]
         for host in hosts:
             host.drain()
         # Nobody waits for models that have not served yet.
-        await stop_all([*self._building, *(host for host in hosts if not host.was_ready)])
-        await finish(hosts, self._now.settings.server.drain_timeout, delivered)
+        await self._fleet.stop_building()
+        await stop_all(host for host in hosts if not host.was_ready)
+        await finish(hosts, self._fleet.now.settings.server.drain_timeout, delivered)
         await stop_all(hosts)
-        await asyncio.gather(*self._retiring.values())
+        await self._fleet.retired()
 
     def terminate(self) -> None:
         """Send every engine away without waiting for anything."""
-        for host in (*self._now.hosts.values(), *self._building, *self._retiring):
+        for host in self._fleet:
             host.terminate()
 
     # --- operations.Operations
@@ -128,30 +116,25 @@ class Supervisor:
     @property
     def settings(self) -> Settings:
         """The configuration in force."""
-        return self._now.settings
+        return self._fleet.now.settings
 
     @property
     def server(self) -> ServerSettings:
         """Its server settings."""
-        return self._now.settings.server
+        return self._fleet.now.settings.server
 
     def status(self) -> DaemonStatus:
         """One consistent snapshot: nothing else runs while it is taken."""
         return DaemonStatus(
             state=self._state(),
             version=__version__,
-            config_etag=etag(self._now.settings),
-            reloading=self._reloading.locked(),
-            models=[host.status() for host in self._now.hosts.values()],
+            config_etag=etag(self._fleet.now.settings),
+            reloading=self._changing.locked(),
+            models=[host.status() for host in self._fleet.now.hosts.values()],
         )
 
     async def drain(self, model: str | None, *, timeout: float | None, wait: bool) -> DrainReport:
-        """Stop admitting and let what was accepted finish; nothing is ever cut.
-
-        Raises:
-            NotFound: no such model.
-            Conflict: it was resumed before it had drained.
-        """
+        """Stop admitting and let what was accepted finish; nothing is ever cut."""
         hosts = self._select(model)
         self._draining = self._draining or model is None
         for host in hosts:
@@ -172,95 +155,128 @@ class Supervisor:
         self._draining = False
         return self.status()
 
+    def config(self) -> Configuration:
+        """What is in force, and where it differs from the file."""
+        now = self._fleet.now
+        return Configuration(
+            etag(now.settings), shown(now.settings), live_changes(now.file, now.settings)
+        )
+
     async def reload(self, *, dry_run: bool) -> Plan:
-        """Read the configuration again and, unless `dry_run`, apply the plan.
-
-        One at a time; others wait for their turn.
-
-        Raises:
-            ConfigError: with every problem; nothing has changed.
-            Conflict: the daemon is stopping.
-        """
-        async with self._reloading:
-            self._refuse_while_stopping()
+        """Read the configuration again and, unless `dry_run`, apply the plan."""
+        async with self._change():
             if dry_run:
-                return diff(self._now.settings, self._read())
+                return diff(self._fleet.now.settings, self._read(), self._fleet.now.file)
             try:
                 settings = self._read()
-                plan = diff(self._now.settings, settings)
-                await self._apply(plan, settings)
+                plan = diff(self._fleet.now.settings, settings, self._fleet.now.file)
+                await self._apply(plan, settings, settings)
             except ConfigError as error:
-                self._means.metrics.reloaded(success=False)
+                self._metrics.reloaded(success=False)
                 # Told without a traceback: the mistake is in a file.
                 log.error(  # noqa: TRY400
                     "reload failed; nothing has changed", problems=error.problems
                 )
                 raise
-            self._means.metrics.reloaded(success=True)
+            self._metrics.reloaded(success=True)
             log.info("reloaded", plan=asdict(plan), etag=etag(settings))
             return plan
 
+    async def patch(
+        self,
+        model: str,
+        table: LiveTable,
+        changes: Mapping[str, object],
+        match: Sequence[str] | None,
+    ) -> Configuration:
+        """Change a model's settings live; the file is not written."""
+        async with self._change():
+            now = self._fleet.now
+            host = now.find(model)
+            if match is not None and etag(now.settings) not in match:
+                raise PreconditionFailed("the configuration has changed since it was read")
+            settings = patched(now.settings, host.id, table, changes)
+            if replaced := diff(now.settings, settings, now.file).replace.get(host.id):
+                raise ConfigError(
+                    [f"{key}: only a reload of the file can change it" for key in replaced]
+                )
+            self._fleet.swap(settings, {})
+            log.info("changed live", model=host.id, table=table, changes=dict(changes))
+            return self.config()
+
+    async def load(self, model: str) -> ModelStatus:
+        """Start a model that is stopped or has failed; returns when it serves, or cannot."""
+        async with self._change():
+            host = self._fleet.now.find(model)
+            if host.state not in {State.STOPPED, State.FAILED}:
+                raise Conflict(f"the model {host.id} is {host.state}")
+            new = self._fleet.renew(host.id, draining=self._draining)
+            await new.started()
+            return new.status()
+
+    async def unload(self, model: str) -> ModelStatus:
+        """Drain a model up to `drain_timeout`, cut what is left, and end its engine."""
+        async with self._change():
+            host = self._fleet.now.find(model)
+            drained = host.draining
+            host.drain()
+            await finish([host], self.server.drain_timeout, host.delivered)
+            await host.stop()
+            if not drained:
+                host.resume()  # a drain of its own would outlive the next load
+            log.info("model unloaded", model=host.id)
+            return host.status()
+
+    async def restart(self, model: str) -> ModelStatus:
+        """Give a model a new engine, and let the old one finish what it has."""
+        async with self._change():
+            host = self._fleet.now.find(model)
+            plan = Plan(replace={host.id: ()})
+            await self._apply(plan, self._fleet.now.settings, self._fleet.now.file)
+            return self._fleet.now.hosts[host.id].status()
+
+    def clear_cache(self, model: str) -> None:
+        """Forget the prompts that a model's engine keeps. Raises NotFound."""
+        self._fleet.now.find(model).clear_cache()
+
+    def requests(self) -> list[RequestStatus]:
+        """Who runs and who waits, also in models that retire."""
+        return [request for host in self._fleet for request in host.requests()]
+
+    def cancel(self, request_id: str) -> int:
+        """End the requests of this id; returns how many. Raises NotFound for none."""
+        count = sum(host.cancel(request_id) for host in self._fleet)
+        if not count:
+            raise NotFound(f"no request {request_id[:80]!r} runs or waits")
+        return count
+
     # --- inside
 
-    async def _apply(self, plan: Plan, settings: Settings) -> None:
+    @asynccontextmanager
+    async def _change(self) -> AsyncIterator[None]:
+        async with self._changing:
+            self._refuse_while_stopping()
+            yield
+
+    async def _apply(self, plan: Plan, settings: Settings, file: Settings) -> None:
         """Build everything new, swap once, then drain what is old."""
-        old = self._now.hosts
-        built = await self._build([*plan.add, *plan.replace], settings)
+        built = await self._fleet.build([*plan.add, *plan.replace], settings)
+        if self._stopping:
+            await self._fleet.discard(built.values())
+        self._refuse_while_stopping()
 
         # From here on nothing waits and nothing fails.
-        self._now = Snapshot(
-            settings,
-            {model_id: built.get(model_id) or old[model_id] for model_id in settings.models},
-        )
-        for model_id, host in self._now.hosts.items():
-            if model_id in built:
-                host.enter(draining=self._draining or (model_id in old and old[model_id].draining))
-            else:
-                host.retune(settings.models[model_id], settings.server.request_timeout)
+        old = self._fleet.swap(settings, built, draining=self._draining, file=file)
         self._on_change(settings)
-        for model_id in (*plan.replace, *plan.remove):
-            self._retire(old[model_id], settings.server.drain_timeout)
-
-    async def _build(self, model_ids: Iterable[str], settings: Settings) -> dict[str, Host]:
-        built = {model_id: self._host(model_id, settings) for model_id in model_ids}
-        self._building = tuple(built.values())
-        try:
-            for host in self._building:
-                host.start(patient=False)
-            await asyncio.gather(*(host.started() for host in self._building))
-            self._refuse_while_stopping()
-            _refuse_failures(self._building)
-        except BaseException:
-            await stop_all(self._building)
-            for host in self._building:
-                host.forget()
-            raise
-        finally:
-            self._building = ()
-        return built
-
-    def _host(self, model_id: str, settings: Settings) -> Host:
-        return Host(
-            model_id, settings.models[model_id], settings.server.request_timeout, self._means
-        )
-
-    def _retire(self, host: Host, drain_timeout: float) -> None:
-        async def retire() -> None:
-            await finish([host], drain_timeout, host.delivered)
-            await host.stop()
-            host.forget()
-            log.info("model retired", model=host.id)
-
-        host.retire()
-        task = asyncio.create_task(retire(), name=f"retire {host.id}")
-        self._retiring[host] = task
-        task.add_done_callback(lambda _: self._retiring.pop(host))
+        for host in old:
+            self._fleet.retire(host)
 
     def _select(self, model: str | None) -> list[Host]:
-        return [*self._now.hosts.values()] if model is None else [self._now.find(model)]
+        now = self._fleet.now
+        return [*now.hosts.values()] if model is None else [now.find(model)]
 
     def _state(self) -> Literal["starting", "ready", "draining", "stopping", "unavailable"]:
-        hosts = self._now.hosts.values()
+        hosts = self._fleet.now.hosts.values()
         if self._stopping:
             return "stopping"
         if self._draining:
@@ -272,9 +288,3 @@ class Supervisor:
     def _refuse_while_stopping(self) -> None:
         if self._stopping:
             raise Conflict("the daemon is stopping")
-
-
-def _refuse_failures(hosts: Iterable[Host]) -> None:
-    failed = [host for host in hosts if host.state is State.FAILED]
-    if failed:
-        raise ConfigError([f"models.{host.id}: {host.reason}" for host in failed])

@@ -102,11 +102,15 @@ class Retune(msgspec.Struct, frozen=True, tag=True):
     batch: BatchTuning
 
 
+class ClearCache(msgspec.Struct, frozen=True, tag=True):
+    """Forget the prefix cache; what runs keeps its state."""
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """End the process now. The daemon has drained before, if it wanted to."""
 
 
-ToEngine = Start | Submit | Cancel | Retune | Stop
+ToEngine = Start | Submit | Cancel | Retune | ClearCache | Stop
 
 
 # --- engine to daemon ---------------------------------------------------------

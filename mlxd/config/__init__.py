@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mlxd.config.environment import CONFIG_VARIABLE
+from mlxd.config.live import LiveTable, patched, shown
 from mlxd.config.loading import load
 from mlxd.config.secrets import ApiKey, KeyRing, Secret, TokenFile, parse_keys, read_token
 from mlxd.config.settings import (
@@ -37,6 +38,7 @@ __all__ = [
     "ApiKey",
     "BatchSettings",
     "KeyRing",
+    "LiveTable",
     "LogSettings",
     "MetricsSettings",
     "ModelSettings",
@@ -53,7 +55,9 @@ __all__ = [
     "load",
     "parse_keys",
     "parse_listen",
+    "patched",
     "read_token",
+    "shown",
 ]
 
 

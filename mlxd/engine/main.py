@@ -23,7 +23,7 @@ from mlxd.blas import identify
 from mlxd.engine import attention, budgets, compiler, loading, warmup
 from mlxd.engine.runner import Runner
 from mlxd.engine.scheduler import Scheduler
-from mlxd.wire import Cancel, Phase, Retune, Start, Stop, Submit
+from mlxd.wire import Cancel, ClearCache, Phase, Retune, Start, Stop, Submit
 
 #: Seconds without work after which memory that only rows need is given back.
 REST_AFTER = 5.0
@@ -173,6 +173,8 @@ def _hear(message: wire.ToEngine, scheduler: Scheduler) -> None:
             scheduler.cancel(message)
         case Retune(batch):
             scheduler.retune(batch)
+        case ClearCache():
+            scheduler.runner.clear_cache()
 
 
 def _hello() -> wire.Hello:

@@ -31,6 +31,9 @@ class Runner(Protocol):
     def retune(self, tuning: BatchTuning) -> None:
         """Take new limits; rows that run stay, also above a smaller width."""
 
+    def clear_cache(self) -> None:
+        """Forget what the prefix cache holds."""
+
     def begin(self, row: int, prompt: Sequence[int]) -> int:
         """Take what the prefix cache holds of a prompt; its first chunk starts behind that."""
         ...

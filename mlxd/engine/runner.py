@@ -91,6 +91,11 @@ class Runner:
         if self._prefixes is not None:
             self._prefixes.resize(tuning.prefix_cache)
 
+    def clear_cache(self) -> None:
+        """Forget what the prefix cache holds."""
+        if self._prefixes is not None:
+            self._prefixes.clear()
+
     # --- prefill --------------------------------------------------------------
 
     def begin(self, row: int, prompt: Sequence[int]) -> int:

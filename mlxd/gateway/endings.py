@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlxd.errors import Draining, EngineFailed, MlxdError, TimedOut
+from mlxd.errors import Draining, EngineFailed, MlxdError, TimedOut, Withdrawn
 from mlxd.wire import Finished, FinishReason
 
 
@@ -43,6 +43,11 @@ def lost(reason: str, tokens: int) -> Ending:
 def cancelled(tokens: int) -> Ending:
     """The consumer left first."""
     return Ending("cancelled", "length", tokens)
+
+
+def withdrawn(tokens: int) -> Ending:
+    """An operator ended it."""
+    return Ending("cancelled", "length", tokens, Withdrawn("an operator ended the request"))
 
 
 def timed_out(tokens: int, *, runs: bool, error: TimedOut) -> Ending:

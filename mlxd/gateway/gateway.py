@@ -11,19 +11,19 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from mlxd.errors import BadRequest, Draining, ModelNotReady, QueueFull, TimedOut
+from mlxd.errors import Draining, ModelNotReady, TimedOut
 from mlxd.gateway import endings
+from mlxd.gateway.admission import check_queue, choose_lane, retry_after
 from mlxd.gateway.endings import Ending
 from mlxd.gateway.inengine import InEngine, Send, suspected
 from mlxd.gateway.ledger import Ledger
 from mlxd.gateway.terms import Terms
 from mlxd.gateway.ticket import Place, Ticket
-from mlxd.gateway.waiting import Standing, WaitingLine, startable
+from mlxd.gateway.waiting import Standing, WaitingLine
 from mlxd.holds import Holds
 from mlxd.operations import LiveRequests
-from mlxd.policy import Reject, Take, decide
 from mlxd.serving import Generation
-from mlxd.wire import BatchTuning, Capabilities, Finished, Lane, Retune, Started, Step
+from mlxd.wire import BatchTuning, Capabilities, Finished, Lane, Retune, Started, Step, ToEngine
 
 #: Requests that the engine holds beyond its free rows, so that a row that ends
 #: is followed at once. More would take the order out of this gateway's hands.
@@ -67,8 +67,10 @@ class Gateway:
             self._leave(ticket)
 
     def _accept(self, generation: Generation) -> Ticket:
-        take = self._choose_lane(generation, self._check_open())
-        self._check_queue(take.lane)
+        take = choose_lane(generation, self._terms, self._check_open(), self._ledger)
+        running = [ticket.lane for ticket in self._engine.live()]
+        line = [ticket.lane for ticket in self._waiting()]
+        check_queue(running, [*line, take.lane], self._terms, self._ledger)
         loop = asyncio.get_running_loop()
         ticket = Ticket(self._next_id, generation, take, loop.time(), self)
         self._next_id += 1
@@ -88,29 +90,6 @@ class Gateway:
         if self._capabilities is None or not self._engine.attached:
             raise ModelNotReady("the model's engine is starting", retry_after=ENGINE_RETRY)
         return self._capabilities
-
-    def _choose_lane(self, generation: Generation, capabilities: Capabilities) -> Take:
-        answer = decide(
-            generation.traits, self._terms.policy, self._terms.batch.width, capabilities
-        )
-        self._ledger.decided(answer)
-        if isinstance(answer, Reject):
-            raise BadRequest(
-                f"this model's policy rejects requests with the trait {answer.trait!r}",
-                param=answer.trait,
-                code="rejected_by_policy",
-            )
-        return answer
-
-    def _check_queue(self, lane: Lane) -> None:
-        running = [ticket.lane for ticket in self._engine.live()]
-        line = [ticket.lane for ticket in self._waiting()] + [lane]
-        queued = len(line) - startable(running, line, self._terms.batch.width)
-        if queued > self._terms.batch.queue:
-            raise QueueFull(
-                f"{queued - 1} requests wait already; the limit is {self._terms.batch.queue}",
-                retry_after=self._retry_after(lane, queued),
-            )
 
     def _leave(self, ticket: Ticket) -> None:
         ending = self._end(ticket, endings.cancelled(ticket.received))
@@ -233,6 +212,21 @@ class Gateway:
             error = Draining("the drain's deadline came", retry_after=DRAIN_RETRY)
             self._end(ticket, endings.drained(ticket.received, runs=ticket.runs, error=error))
 
+    def tell(self, frame: ToEngine) -> None:
+        """Have the engine do something that no request asks for, if there is one."""
+        self._engine.tell(frame)
+
+    def requests(self) -> list[Ticket]:
+        """Those that have not ended, in the order of their turns."""
+        return [t for t in (*self._engine, *self._line) if t.ending is None]
+
+    def withdraw(self, request_id: str) -> int:
+        """End the requests of this id, by an operator's word; returns how many."""
+        found = [t for t in self.requests() if t.generation.request_id == request_id]
+        for ticket in found:
+            self._end(ticket, endings.withdrawn(ticket.received))
+        return len(found)
+
     async def idle(self) -> None:
         """Wait until every accepted request has ended."""
         await self._live.none()
@@ -288,13 +282,9 @@ class Gateway:
         for _ in range(min(room - (len(self._engine) - running), len(self._line))):
             self._engine.take(self._line.pop())
 
-    def _retry_after(self, lane: Lane, queued: int) -> int:
-        abreast = self._terms.batch.width if lane is Lane.BATCH else 1
-        return self._ledger.retry_after(queued, abreast)
-
     def _expire(self, ticket: Ticket) -> None:
         error = TimedOut(
             f"the request waited longer than {self._terms.request_timeout:g} s",
-            retry_after=self._retry_after(ticket.lane, len(self._line)),
+            retry_after=retry_after(ticket.lane, len(self._line), self._terms, self._ledger),
         )
         self._end(ticket, endings.timed_out(ticket.received, runs=ticket.runs, error=error))

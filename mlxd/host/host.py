@@ -12,14 +12,15 @@ from mlxd.errors import Draining, MlxdError, ModelNotReady
 from mlxd.gateway import DRAIN_RETRY, ENGINE_RETRY, Gateway
 from mlxd.gateway.ledger import Ledger
 from mlxd.gateway.terms import Terms
+from mlxd.gateway.ticket import Ticket
 from mlxd.holds import Holds
 from mlxd.host.life import Life
 from mlxd.host.run import Means
 from mlxd.lifecycle import State
 from mlxd.metrics.model import ModelMetrics
-from mlxd.operations import LaneCounts, LiveRequests, ModelStatus
+from mlxd.operations import LaneCounts, LiveRequests, ModelStatus, RequestStatus
 from mlxd.serving import Served
-from mlxd.wire import Lane
+from mlxd.wire import ClearCache, Lane
 
 
 class Host:
@@ -170,7 +171,20 @@ class Host:
             restarts=self._life.restarts,
         )
 
+    def requests(self) -> list[RequestStatus]:
+        """Those that have not ended."""
+        now = asyncio.get_running_loop().time()
+        return [_request_status(self.id, ticket, now) for ticket in self._gateway.requests()]
+
     # --- what an operator wants of it
+
+    def cancel(self, request_id: str) -> int:
+        """End the requests of this id; returns how many."""
+        return self._gateway.withdraw(request_id)
+
+    def clear_cache(self) -> None:
+        """Have the engine forget the prompts that it keeps."""
+        self._gateway.tell(ClearCache())
 
     def retire(self) -> None:
         """Nobody finds the model any more; who has found it may still be admitted."""
@@ -216,3 +230,17 @@ class Host:
         if stage is State.READY and served is not None:
             return served
         raise ModelNotReady(f"the model {self.id} is {stage}", retry_after=ENGINE_RETRY)
+
+
+def _request_status(model: str, ticket: Ticket, now: float) -> RequestStatus:
+    return RequestStatus(
+        id=ticket.generation.request_id,
+        model=model,
+        caller=ticket.generation.caller.name,
+        lane=ticket.lane,
+        reason=ticket.reason,
+        state="running" if ticket.runs else "waiting",
+        seconds=round(now - ticket.times.accepted, 3),
+        prompt_tokens=len(ticket.generation.prompt),
+        generated_tokens=ticket.received,
+    )

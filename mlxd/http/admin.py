@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from aiohttp import hdrs, web
 from msgspec import Meta
 
+from mlxd.config import LiveTable
 from mlxd.config.values import seconds
 from mlxd.errors import BadRequest, ConfigError, Forbidden
 from mlxd.http.body import json_response, parse_object, read_bytes
 from mlxd.http.context import CONTEXT
-from mlxd.operations import Operations
+from mlxd.operations import Configuration, ModelStatus, Operations
 
 MAX_BODY_BYTES = 64 * 1024
 LONGEST_DRAIN = 7 * 24 * 3600.0  # seconds
@@ -43,7 +44,11 @@ class ReloadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dry_run: bool = False
 
 
-T = TypeVar("T", DrainRequest, ResumeRequest, ReloadRequest)
+class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of calls that say everything in their path."""
+
+
+T = TypeVar("T", DrainRequest, ResumeRequest, ReloadRequest, Nothing)
 
 
 def admin_routes(operations: Operations) -> list[web.RouteDef]:
@@ -54,6 +59,14 @@ def admin_routes(operations: Operations) -> list[web.RouteDef]:
         web.post("/admin/drain", _direct(admin.drain)),
         web.post("/admin/resume", _direct(admin.resume)),
         web.post("/admin/reload", _direct(admin.reload)),
+        web.get("/admin/config", _direct(admin.config)),
+        web.patch("/admin/models/{model:.+}/{table:batch|policy}", _direct(admin.patch)),
+        web.post("/admin/models/{model:.+}/load", _direct(admin.load)),
+        web.post("/admin/models/{model:.+}/unload", _direct(admin.unload)),
+        web.post("/admin/models/{model:.+}/restart", _direct(admin.restart)),
+        web.post("/admin/models/{model:.+}/cache/clear", _direct(admin.clear_cache)),
+        web.get("/admin/requests", _direct(admin.requests)),
+        web.delete("/admin/requests/{request}", _direct(admin.cancel)),
     ]
 
 
@@ -79,22 +92,46 @@ class _Admin:
 
     async def reload(self, request: web.Request) -> web.Response:
         asked = await _read(request, ReloadRequest)
-        try:
-            plan = await self._operations.reload(dry_run=asked.dry_run)
-        except ConfigError as error:
-            return json_response(
-                {
-                    "error": {
-                        "message": str(error),
-                        "type": "invalid_request_error",
-                        "param": None,
-                        "code": "invalid_config",
-                    },
-                    "problems": error.problems,
-                },
-                status=422,
-            )
+        plan = await self._operations.reload(dry_run=asked.dry_run)
         return json_response({"dry_run": asked.dry_run, "plan": plan})
+
+    async def config(self, _request: web.Request) -> web.Response:
+        return _with_etag(self._operations.config())
+
+    async def patch(self, request: web.Request) -> web.Response:
+        table: LiveTable = "batch" if request.match_info["table"] == "batch" else "policy"
+        changes = await _object(request)
+        changed = await self._operations.patch(
+            request.match_info["model"], table, changes, _etags(request)
+        )
+        return _with_etag(changed)
+
+    async def load(self, request: web.Request) -> web.Response:
+        return await self._change(request, self._operations.load)
+
+    async def unload(self, request: web.Request) -> web.Response:
+        return await self._change(request, self._operations.unload)
+
+    async def restart(self, request: web.Request) -> web.Response:
+        return await self._change(request, self._operations.restart)
+
+    async def clear_cache(self, request: web.Request) -> web.Response:
+        await _read(request, Nothing)
+        self._operations.clear_cache(request.match_info["model"])
+        return json_response({"cleared": request.match_info["model"]})
+
+    async def requests(self, _request: web.Request) -> web.Response:
+        return json_response({"requests": self._operations.requests()})
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        count = self._operations.cancel(request.match_info["request"])
+        return json_response({"cancelled": count})
+
+    async def _change(
+        self, request: web.Request, change: Callable[[str], Awaitable[ModelStatus]]
+    ) -> web.Response:
+        await _read(request, Nothing)
+        return json_response(await change(request.match_info["model"]))
 
 
 def _direct(handler: Handler) -> Handler:
@@ -103,9 +140,23 @@ def _direct(handler: Handler) -> Handler:
         for name in FORWARDING:
             if is_open and name in request.headers:
                 raise Forbidden(f"/admin is open, so that it takes no {name} requests")
-        return await handler(request)
+        try:
+            return await handler(request)
+        except ConfigError as error:
+            return _invalid_config(error)
 
     return guarded
+
+
+def _invalid_config(error: ConfigError) -> web.Response:
+    """The error envelope, and each problem by itself."""
+    envelope = {
+        "message": str(error),
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "invalid_config",
+    }
+    return json_response({"error": envelope, "problems": error.problems}, status=422)
 
 
 async def _read(request: web.Request, kind: type[T]) -> T:
@@ -114,17 +165,36 @@ async def _read(request: web.Request, kind: type[T]) -> T:
     Raises:
         BadRequest: it is not JSON, or not what this call takes.
     """
+    try:
+        return msgspec.convert(await _object(request), kind)
+    except msgspec.ValidationError as error:
+        raise BadRequest(str(error)) from error
+
+
+async def _object(request: web.Request) -> dict[str, Any]:
     body = await read_bytes(request, limit=MAX_BODY_BYTES)
     # An empty body says its type only by accident; anything else must: a form
     # of a foreign page cannot.
     if not body:
-        return kind()
+        return {}
     if request.content_type != "application/json":
         raise BadRequest(f"expected {hdrs.CONTENT_TYPE}: application/json")
+    return parse_object(body)
+
+
+def _with_etag(configuration: Configuration) -> web.Response:
+    return json_response(configuration, headers={hdrs.ETAG: f'"{configuration.etag}"'})
+
+
+def _etags(request: web.Request) -> list[str] | None:
+    """What `If-Match` names; None where anything matches. A weak one never does, says its RFC."""
     try:
-        return msgspec.convert(parse_object(body), kind)
-    except msgspec.ValidationError as error:
-        raise BadRequest(str(error)) from error
+        etags = request.if_match
+    except ValueError as error:
+        raise BadRequest(f"expected etags in {hdrs.IF_MATCH}") from error
+    if etags is None or any(etag.value == "*" for etag in etags):
+        return None
+    return [etag.value for etag in etags if not etag.is_weak]
 
 
 def _timeout(value: float | str | None) -> float | None:

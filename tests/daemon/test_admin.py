@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -12,15 +12,17 @@ from aiohttp.test_utils import TestClient
 from prometheus_client import CollectorRegistry
 
 from mlxd.config import ServerSettings
-from mlxd.errors import ConfigError, Conflict, NotFound
+from mlxd.errors import ConfigError, Conflict, NotFound, PreconditionFailed
 from mlxd.http.admin import admin_routes
 from mlxd.http.app import make_app
 from mlxd.operations import (
+    Configuration,
     DaemonStatus,
     DrainReport,
     LaneCounts,
     LiveRequests,
     ModelStatus,
+    RequestStatus,
 )
 from mlxd.plan import Plan
 from mlxd.serving import Identity, Served
@@ -42,6 +44,8 @@ MODEL = ModelStatus(
     weight_bytes=2,
     restarts=0,
 )
+CONFIGURATION = Configuration("abc", {"models": {}}, ["models.tiny.batch.width"])
+REQUEST = RequestStatus("r1", "tiny", "alice", "batch", "none", "running", 1.5, 3, 7)
 
 
 class FakeOperations:
@@ -70,6 +74,45 @@ class FakeOperations:
         """As told."""
         self._note("reload", dry_run)
         return Plan(add=("new",), retune={"tiny": ("batch.width",)})
+
+    def config(self) -> Configuration:
+        """As told."""
+        return CONFIGURATION
+
+    async def patch(
+        self, model: str, table: str, changes: Mapping[str, object], match: Sequence[str] | None
+    ) -> Configuration:
+        """As told."""
+        self._note("patch", model, table, dict(changes), match)
+        return CONFIGURATION
+
+    async def load(self, model: str) -> ModelStatus:
+        """As told."""
+        self._note("load", model)
+        return MODEL
+
+    async def unload(self, model: str) -> ModelStatus:
+        """As told."""
+        self._note("unload", model)
+        return MODEL
+
+    async def restart(self, model: str) -> ModelStatus:
+        """As told."""
+        self._note("restart", model)
+        return MODEL
+
+    def clear_cache(self, model: str) -> None:
+        """As told."""
+        self._note("clear_cache", model)
+
+    def requests(self) -> list[RequestStatus]:
+        """One."""
+        return [REQUEST]
+
+    def cancel(self, request_id: str) -> int:
+        """As told."""
+        self._note("cancel", request_id)
+        return 2
 
     def _note(self, *call: object) -> None:
         self.asked.append(call)
@@ -267,3 +310,85 @@ async def test_endless_body_is_refused(client: Client):
     answer = await client.post("/admin/drain", data=b" " * 100_000, headers=headers)
 
     assert answer.status == 413
+
+
+async def test_config_has_its_etag(client: Client):
+    """The header is what a change can be made to depend on."""
+    answer = await client.get("/admin/config")
+
+    assert answer.headers["ETag"] == '"abc"'
+    assert (await answer.json())["differs_from_file"] == ["models.tiny.batch.width"]
+
+
+@pytest.mark.parametrize(
+    ("header", "etags"),
+    [
+        (None, None),
+        ("*", None),
+        ('"abc"', ["abc"]),
+        ('"abc", "def"', ["abc", "def"]),
+        ('W/"abc"', []),
+    ],
+)
+async def test_live_change_passes_on_what_it_depends_on(
+    client: Client, operations: FakeOperations, header: str | None, etags: list[str] | None
+):
+    """A weak etag never matches."""
+    headers = {} if header is None else {"If-Match": header}
+    answer = await client.patch("/admin/models/tiny/batch", json={"width": 8}, headers=headers)
+
+    assert (answer.status, answer.headers["ETag"]) == (200, '"abc"')
+    assert operations.asked == [("patch", "tiny", "batch", {"width": 8}, etags)]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(PreconditionFailed("no"), 412), (ConfigError(["no"]), 422), (Conflict("no"), 409)],
+)
+async def test_refused_live_changes_keep_their_status(
+    client: Client, operations: FakeOperations, error: Exception, status: int
+):
+    """Another etag, values that cannot be, a daemon that stops."""
+    operations.problem = error
+
+    answer = await client.patch("/admin/models/tiny/policy", json={"seed": "batch"})
+
+    assert answer.status == status
+    assert (await error_of(answer))["message"] == "no"
+
+
+@pytest.mark.parametrize("call", ["load", "unload", "restart"])
+async def test_a_models_engine_comes_and_goes(
+    client: Client, operations: FakeOperations, call: str
+):
+    """Names with a slash are names, too; the answer is the model's status."""
+    answer = await client.post(f"/admin/models/org/name/{call}")
+
+    assert (await answer.json())["id"] == "tiny"
+    assert operations.asked == [(call, "org/name")]
+
+
+async def test_cache_is_cleared(client: Client, operations: FakeOperations):
+    """Of one model."""
+    answer = await client.post("/admin/models/tiny/cache/clear")
+
+    assert await answer.json() == {"cleared": "tiny"}
+    assert operations.asked == [("clear_cache", "tiny")]
+
+
+async def test_calls_that_take_nothing_refuse_a_body(client: Client, operations: FakeOperations):
+    """An option that does nothing would be believed."""
+    answer = await client.post("/admin/models/tiny/unload", json={"timeout": 5})
+
+    assert answer.status == 400
+    assert operations.asked == []
+
+
+async def test_requests_are_listed_and_ended(client: Client, operations: FakeOperations):
+    """By the id that every answer has in its header."""
+    listed = await (await client.get("/admin/requests")).json()
+    ended = await client.delete("/admin/requests/r1")
+
+    assert listed["requests"][0]["id"] == "r1"
+    assert await ended.json() == {"cancelled": 2}
+    assert operations.asked == [("cancel", "r1")]

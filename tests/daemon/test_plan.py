@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mlxd import plan as planning
 from mlxd.config import (
     BatchSettings,
     LogSettings,
@@ -13,7 +14,7 @@ from mlxd.config import (
     Settings,
 )
 from mlxd.errors import ConfigError
-from mlxd.plan import Plan, diff
+from mlxd.plan import Plan, live_changes
 
 
 def settings(
@@ -23,6 +24,11 @@ def settings(
 ) -> Settings:
     """A configuration of these models."""
     return Settings(server=server or ServerSettings(), log=log or LogSettings(), models=models)
+
+
+def diff(old: Settings, new: Settings, file: Settings | None = None) -> Plan:
+    """The plan; without a file, nothing was changed live."""
+    return planning.diff(old, new, file or old)
 
 
 A = ModelSettings(source="/models/a")
@@ -106,3 +112,21 @@ def test_what_cannot_change_live_is_refused_by_name():
         "server.cache_dir",
     ]
     assert all("needs a restart" in problem for problem in caught.value.problems)
+
+
+def test_live_changes_that_a_file_undoes_are_listed():
+    """Those that the new file has as well are not undone."""
+    live = A.model_copy(
+        update={"batch": BatchSettings(width=4, queue=1), "policy": PolicySettings(seed="serial")}
+    )
+    new = A.model_copy(update={"batch": BatchSettings(width=8, queue=1)})
+
+    plan = diff(settings(a=live), settings(a=new), settings(a=A))
+
+    assert plan.undo == {"a": ("batch.width", "policy.seed")}
+    assert plan.retune == {"a": ("batch.width", "policy.seed")}
+    assert live_changes(settings(a=A), settings(a=live)) == [
+        "models.a.batch.width",
+        "models.a.batch.queue",
+        "models.a.policy.seed",
+    ]

@@ -31,6 +31,8 @@ from mlxd.errors import (
     EngineFailed,
     ModelNotReady,
     NotFound,
+    PreconditionFailed,
+    Withdrawn,
 )
 from mlxd.host.fetcher import Fetcher
 from mlxd.host.run import Means
@@ -916,3 +918,183 @@ class TestReload:
                 await reload
             with pytest.raises(Conflict):
                 supervisor.resume(None)
+
+
+class TestLiveChanges:
+    async def test_change_is_in_force_and_told_apart_from_the_file(
+        self, tmp_path: Path, model: ModelSettings, gate: Path
+    ):
+        """Running requests go on; the engine stays; the etag moves."""
+        house = House(tmp_path, a=gated(model, gate))
+
+        async with running(house) as supervisor, streaming(supervisor, "a") as ticket:
+            pid = house.pid("a")
+            before = supervisor.config()
+            after = await supervisor.patch("a", "batch", {"width": 8}, [before.etag])
+            await supervisor.patch("a", "policy", {"seed": "serial"}, None)
+
+            assert before.differs_from_file == []
+            assert after.differs_from_file == ["models.a.batch.width"]
+            assert after.etag != before.etag
+            assert supervisor.status().models[0].width == 8
+            assert house.pid("a") == pid
+            gateway = found(supervisor, "a").gateway
+            async with gateway.admit(generation(traits=("seed",))) as next_one:
+                assert next_one.lane is Lane.SERIAL
+            gate.touch()
+            await read(ticket)
+            assert ticket.outcome.name == "length"
+
+    async def test_change_that_was_based_on_something_else_is_refused(
+        self, tmp_path: Path, model: ModelSettings
+    ):
+        """Two operators do not undo each other unawares."""
+        async with running(House(tmp_path, a=model)) as supervisor:
+            etag = supervisor.config().etag
+            await supervisor.patch("a", "batch", {"queue": 1}, [etag])
+
+            with pytest.raises(PreconditionFailed):
+                await supervisor.patch("a", "batch", {"queue": 2}, [etag])
+            assert "models.a.batch.queue" in supervisor.config().differs_from_file
+
+    @pytest.mark.parametrize(
+        ("changes", "expected"),
+        [
+            ({"width": 0}, "models.a.batch.width"),
+            ({"width": "8"}, "models.a.batch.width"),
+            ({"widht": 8}, "models.a.batch.widht"),
+        ],
+    )
+    async def test_change_that_cannot_be_names_its_key(
+        self, tmp_path: Path, model: ModelSettings, changes: dict[str, object], expected: str
+    ):
+        """As in the file; nothing has changed."""
+        async with running(House(tmp_path, a=model)) as supervisor:
+            before = supervisor.config()
+            with pytest.raises(ConfigError) as caught:
+                await supervisor.patch("a", "batch", changes, None)
+
+            assert [problem.partition(":")[0] for problem in caught.value.problems] == [expected]
+            assert supervisor.config() == before
+
+    async def test_reload_undoes_live_changes_and_lists_them(
+        self, tmp_path: Path, model: ModelSettings
+    ):
+        """The file is what counts, also when it has not changed itself."""
+        async with running(House(tmp_path, a=model)) as supervisor:
+            before = supervisor.config()
+            await supervisor.patch("a", "batch", {"width": 8}, None)
+
+            plan = await supervisor.reload(dry_run=False)
+
+            assert plan.undo == {"a": ("batch.width",)}
+            assert supervisor.config() == before
+
+    async def test_variables_of_engines_are_masked(self, tmp_path: Path, model: ModelSettings):
+        """They may hold secrets."""
+        secret = model.model_copy(update={"env": {"HF_TOKEN": "hf_secret"}})
+        async with running(House(tmp_path, a=secret)) as supervisor:
+            assert "hf_secret" not in str(supervisor.config())
+            assert "HF_TOKEN" in str(supervisor.config())
+
+
+class TestModels:
+    async def test_unloaded_model_gives_its_engine_back_and_loads_again(
+        self, tmp_path: Path, model: ModelSettings
+    ):
+        """Requests get 503 meanwhile; a reload of the same file does not load it."""
+        house = House(tmp_path, a=model, b=model)
+
+        async with running(house) as supervisor:
+            pid = house.pid("a")
+            assert (await supervisor.unload("a")).state == "stopped"
+            assert not is_running(pid)
+            with pytest.raises(ModelNotReady, match="stopped"):
+                found(supervisor, "a")
+            await supervisor.reload(dry_run=False)
+            assert house.state("a") == "stopped"
+            assert supervisor.ready()
+
+            assert (await supervisor.load("a")).state == "ready"
+            assert len(await ask(supervisor, "a")) == 100
+            with pytest.raises(Conflict):
+                await supervisor.load("a")
+
+    async def test_unload_cuts_at_the_deadline(
+        self, tmp_path: Path, model: ModelSettings, gate: Path
+    ):
+        """As a stop of the daemon does, for one model."""
+        house = House(tmp_path, drain_timeout=0.05, a=gated(model, gate))
+
+        async with running(house) as supervisor:
+            async with streaming(supervisor, "a") as ticket:
+                unloading = asyncio.create_task(supervisor.unload("a"))
+                await read(ticket)
+            assert ticket.outcome.name == "drained"
+            assert (await unloading).state == "stopped"
+
+    async def test_failed_model_can_be_loaded_again(self, tmp_path: Path, model: ModelSettings):
+        """What kept it from starting may be gone; if not, it says why once more."""
+        house = House(tmp_path, a=loading(model, "fail"))
+
+        async with running(house) as supervisor:
+            status = await supervisor.load("a")
+
+            assert (status.state, status.reason) == ("failed", "there are no weights in it")
+            assert house.models_in_metrics() == {"a"}
+
+    async def test_restart_overlaps_and_drops_nothing(
+        self, tmp_path: Path, model: ModelSettings, gate: Path
+    ):
+        """The new engine serves before the old one, which finishes what it has, is sent away."""
+        house = House(tmp_path, a=gated(model, gate))
+
+        async with running(house) as supervisor, streaming(supervisor, "a") as ticket:
+            old = house.pid("a")
+            assert (await supervisor.restart("a")).state == "ready"
+            assert house.pid("a") != old
+            assert is_running(old)
+            gate.touch()
+            await read(ticket)
+            assert ticket.outcome.name == "length"
+
+    async def test_drained_model_that_is_restarted_stays_drained(
+        self, tmp_path: Path, model: ModelSettings
+    ):
+        """So it is after an unload and a load: only `resume` admits again."""
+        house = House(tmp_path, a=model)
+
+        async with running(house) as supervisor:
+            await supervisor.drain("a", timeout=1, wait=True)
+            await supervisor.restart("a")
+            assert house.state("a") == "draining"
+            await supervisor.unload("a")
+            await supervisor.load("a")
+            assert house.state("a") == "draining"
+            supervisor.resume("a")
+            assert len(await ask(supervisor, "a")) == 100
+
+    async def test_requests_are_listed_and_ended_by_id(
+        self, tmp_path: Path, model: ModelSettings, gate: Path
+    ):
+        """Who runs and who waits; one that an operator ends is told so."""
+        house = House(tmp_path, a=gated(model, gate))
+
+        async with running(house) as supervisor:
+            gateway = found(supervisor, "a").gateway
+            async with (
+                streaming(supervisor, "a"),
+                streaming(supervisor, "a") as second,
+                gateway.admit(generation("waits")) as waiting,
+            ):
+                states = [(r.id, r.model, r.state) for r in supervisor.requests()]
+                assert states == [("r", "a", "running")] * 2 + [("waits", "a", "waiting")]
+                assert supervisor.cancel("waits") == 1
+                with pytest.raises(Withdrawn):
+                    await read(waiting)
+                assert waiting.outcome.name == "cancelled"
+                assert supervisor.cancel("r") == 2
+                with pytest.raises(Withdrawn):
+                    await read(second)
+            with pytest.raises(NotFound):
+                supervisor.cancel("r")

@@ -64,6 +64,9 @@ class FakeRunner:
     def retune(self, tuning: BatchTuning) -> None:
         self.width = max(tuning.width, len(self.prefilled))  # rows that have begun stay
 
+    def clear_cache(self) -> None:
+        self.known.clear()
+
     def begin(self, row: int, prompt: Sequence[int]) -> int:
         known = self.prefilled[row] = min(self.known.get(row, 0), len(prompt) - 1)
         return known
