@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from mlxd.http.events import Ended, Said
+from mlxd.http.requests import BestOf
 from mlxd.text.answer import joined
 from mlxd.text.pieces import Delta, Piece, Reasoning, TokenText, ToolCall
 
@@ -36,6 +39,35 @@ class Answer:
     def tokens(self) -> tuple[TokenText, ...]:
         """All tokens with log-probabilities, of whatever part."""
         return tuple(token for piece in self.pieces for token in piece.tokens)
+
+
+def best(answers: Sequence[Answer], of: int, rule: BestOf) -> list[Answer]:
+    """The best answers to each prompt, best first, numbered anew.
+
+    Args:
+        answers: to all prompts, those of one prompt side by side.
+        of: how many there are to each prompt.
+    """
+    chosen: list[Answer] = []
+    for start in range(0, len(answers), of):
+        ranked = sorted(answers[start : start + of], key=_mean_logprob, reverse=True)
+        chosen += ranked[: rule.kept]
+    return [
+        Answer(
+            answer.pieces if rule.show_logprobs else _without_logprobs(answer.pieces),
+            replace(answer.ended, index=index),
+        )
+        for index, answer in enumerate(chosen)
+    ]
+
+
+def _mean_logprob(answer: Answer) -> float:
+    logprobs = [token.logprob for token in answer.tokens]
+    return sum(logprobs) / len(logprobs) if logprobs else -math.inf
+
+
+def _without_logprobs(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
+    return tuple(replace(piece, tokens=()) for piece in pieces)
 
 
 class Collector:

@@ -13,13 +13,11 @@ from mlxd.http.parts import Part, offered, stop_strings, validate
 from mlxd.http.requests import ChatPrompt, Limit, SamplingRequest, TextRequest
 from mlxd.http.tools import MAX_TOOLS, Function, all_tools, parse_function
 
-MAX_METADATA_CHARS = 512
-
 
 class Metadata(Part):
-    """`metadata`: accepted, and kept nowhere."""
+    """`metadata`."""
 
-    user_id: str | None = Field(None, max_length=MAX_METADATA_CHARS)
+    user_id: str | None = Field(None, max_length=512)
 
 
 class Thinking(Part):

@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from mlxd.http.answers import Collector
+from mlxd.http.answers import Collector, best
 from mlxd.http.body import json_response, read_object
 from mlxd.http.buffered import buffered
 from mlxd.http.context import CONTEXT, RECORD
@@ -56,7 +56,7 @@ async def answer(request: web.Request, exchange: Exchange, id_prefix: str) -> we
     record.facts["stream"] = exchange.request.stream
     events = generate(exchange.request, context.directory, record)
     if not exchange.request.stream:
-        return await _whole(events, exchange.shape, id_prefix)
+        return await _whole(events, exchange, id_prefix)
     async with buffered(events) as buffer:
         admitted = _admitted(await buffer.next(None))
         encoder = exchange.shape.stream(_head(id_prefix, admitted))
@@ -64,7 +64,9 @@ async def answer(request: web.Request, exchange: Exchange, id_prefix: str) -> we
         return await stream(request, buffer, encoder, _lane_headers(admitted), timing)
 
 
-async def _whole(source: AsyncGenerator[Event, None], shape: Shape, id_prefix: str) -> web.Response:
+async def _whole(
+    source: AsyncGenerator[Event, None], exchange: Exchange, id_prefix: str
+) -> web.Response:
     collector = Collector()
     async with aclosing(source) as events:
         admitted = _admitted(await anext(events))
@@ -75,8 +77,10 @@ async def _whole(source: AsyncGenerator[Event, None], shape: Shape, id_prefix: s
                 case Ended():
                     collector.ended(event)
                 case Done():
-                    head = _head(id_prefix, admitted)
-                    body = shape.whole(head, collector.answers(), event.usage)
+                    head, answers = _head(id_prefix, admitted), collector.answers()
+                    if (rule := exchange.request.best_of) is not None:
+                        answers = best(answers, exchange.request.answers, rule)
+                    body = exchange.shape.whole(head, answers, event.usage)
                     return json_response(body, headers=_lane_headers(admitted))
     raise RuntimeError("a generation ended without an end")
 

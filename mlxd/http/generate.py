@@ -16,7 +16,7 @@ from mlxd.http.requests import TextRequest
 from mlxd.serving import Directory, Ticket
 from mlxd.text.answer import AnswerStream
 from mlxd.text.markup import CONTENT, Parts
-from mlxd.text.pieces import Piece
+from mlxd.text.pieces import Delta, Piece
 from mlxd.text.stream import TextStream
 from mlxd.text.tokenizer import Tokenizer
 from mlxd.wire import Token
@@ -86,6 +86,8 @@ async def _answer(
     index: int, call: Call, ticket: Ticket, record: Record
 ) -> AsyncGenerator[Event, None]:
     """The events of one answer."""
+    if call.echo:
+        yield Said(index, Delta(call.echo))
     text = await _Text.open(call)
     async for tokens in ticket:
         for piece in await text.feed(tokens):

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from mlxd.errors import BadRequest
 
 MAX_STOPS = 16
 # Text is held back for as long as a stop may still match, and searched at every token.
 MAX_STOP_CHARS = 1024
+
+#: Accepted, and kept nowhere.
+Metadata = Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)]
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+def effort_kwargs(effort: Effort | None) -> dict[str, Any]:
+    """What chat templates know of an effort: some its name, most whether to think at all."""
+    if effort is None:
+        return {}
+    return {"reasoning_effort": effort, "enable_thinking": effort != "none"}
 
 
 class Part(BaseModel):

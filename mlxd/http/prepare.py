@@ -38,6 +38,7 @@ class Call:
     continues: bool  # it goes on in the middle of a text
     tools: tuple[Mapping[str, Any], ...]
     one_call: bool
+    echo: str  # what the answer begins with
 
 
 async def prepare(
@@ -57,6 +58,7 @@ async def prepare(
     for prompt in request.prompts:
         tokens = await prompt_tokens(prompt, served)
         _check_prompt(tokens, prompt.param, served.capabilities)
+        echo = await _prompt_text(prompt, tokens, served.tokenizer) if request.echo else ""
         for _ in range(request.answers):
             number = len(calls)
             generation = Generation(
@@ -81,6 +83,7 @@ async def prepare(
                     continues=isinstance(prompt, ChatPrompt) and prompt.continues,
                     tools=prompt.tools if isinstance(prompt, ChatPrompt) else (),
                     one_call=request.one_call,
+                    echo=echo,
                 )
             )
     return calls
@@ -144,10 +147,28 @@ async def prompt_tokens(prompt: Prompt, served: Served) -> Sequence[int]:
                 chat_template_kwargs=prompt.template_kwargs,
                 continues=prompt.continues,
             )
+        case TextPrompt() if prompt.suffix:
+            return await _gap(prompt, tokenizer)
         case TextPrompt():
             return await tokenizer.encode(prompt.text)
         case TokenPrompt():
             return prompt.tokens
+
+
+async def _gap(prompt: TextPrompt, tokenizer: Tokenizer) -> Sequence[int]:
+    if tokenizer.infill is None:
+        raise BadRequest(
+            "this model has no tokens for filling gaps", param="suffix", code="suffix_not_supported"
+        )
+    return tokenizer.infill.prompt(
+        await tokenizer.encode(prompt.text, add_special_tokens=False),
+        await tokenizer.encode(prompt.suffix, add_special_tokens=False),
+    )
+
+
+async def _prompt_text(prompt: Prompt, tokens: Sequence[int], tokenizer: Tokenizer) -> str:
+    """What an echo shows: the client's own text, where it sent text."""
+    return prompt.text if isinstance(prompt, TextPrompt) else await tokenizer.decode(tokens)
 
 
 def _check_tools(prompt: ChatPrompt, tokenizer: Tokenizer) -> None:

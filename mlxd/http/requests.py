@@ -26,15 +26,16 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """Plain text to go on from."""
+    """Plain text to go on from, or with a suffix a gap to fill."""
 
     text: str
+    suffix: str = ""
     param: str = "prompt"
 
     @property
     def characters(self) -> int:
         """Length of the text."""
-        return len(self.text)
+        return len(self.text) + len(self.suffix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,14 @@ class SamplingRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class BestOf:
+    """Show only the answers with the highest mean log-probability of their tokens."""
+
+    kept: int  # for each prompt
+    show_logprobs: bool  # else they were computed for the choice alone
+
+
+@dataclass(frozen=True, slots=True)
 class TextRequest:
     """One request for text, whichever protocol it came by."""
 
@@ -87,5 +96,7 @@ class TextRequest:
     stream: bool
     include_usage: bool = False  # in a stream, at its end
     priority: int = 0  # higher first
-    answers: int = 1  # to each prompt
+    answers: int = 1  # generated for each prompt
+    best_of: BestOf | None = None  # which of them are shown; None = all
+    echo: bool = False  # answers begin with their prompt
     one_call: bool = False  # an answer ends after its first tool call

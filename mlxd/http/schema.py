@@ -15,8 +15,17 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from mlxd.errors import BadRequest
 from mlxd.http.messages import parse_messages
-from mlxd.http.parts import Part, offered, stop_strings, validate
+from mlxd.http.parts import (
+    Effort,
+    Metadata,
+    Part,
+    effort_kwargs,
+    offered,
+    stop_strings,
+    validate,
+)
 from mlxd.http.requests import (
+    BestOf,
     ChatPrompt,
     Limit,
     Prompt,
@@ -25,9 +34,10 @@ from mlxd.http.requests import (
     TextRequest,
     TokenPrompt,
 )
-from mlxd.http.tools import MAX_TOOLS, parse_chat_tools
+from mlxd.http.tools import MAX_TOOLS, chosen_tools, parse_chat_tools
 
 MAX_TOP_LOGPROBS = 20
+MAX_CHOICES = 32  # to all prompts together
 MAX_COMPLETION_LOGPROBS = 5
 
 _TOKEN_ID = re.compile(r"0|-?[1-9][0-9]{0,18}")
@@ -65,11 +75,8 @@ def _bias_ids(value: object) -> object:
 
 ContextSize = Annotated[int, Field(ge=1, le=2**20)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
-One = Annotated[
-    int,
-    Field(ge=1),
-    offered(lambda n: not isinstance(n, int) or n <= 1, "more than one choice"),
-]
+# Each is a request of its own in the model's line.
+Choices = Annotated[int, Field(ge=1, le=MAX_CHOICES)]
 NoFunctions = Annotated[
     list[Any], offered(lambda functions: functions == [], "functions, the older form of tools,")
 ]
@@ -110,7 +117,10 @@ class _Body(Part):
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_context_size: ContextSize = 20
     logit_bias: Annotated[dict[int, Bias], BeforeValidator(_bias_ids)] = Field(default_factory=dict)
-    n: One = 1
+    n: Choices = 1
+    user: str | None = None
+    metadata: Metadata | None = None
+    service_tier: str | None = None
     priority: int = Field(0, ge=0)  # of the waiting line; up to what the caller's key allows
     xtc_probability: Annotated[float, offered(lambda p: p == 0, "XTC sampling")] = 0.0
 
@@ -137,11 +147,12 @@ class _Body(Part):
             logprobs=logprobs,
         )
 
-    def request(self, prompt: Prompt, logprobs: int | None) -> TextRequest:
-        """The body as a request with this prompt."""
+    def request(self, *prompts: Prompt, logprobs: int | None) -> TextRequest:
+        """The body as a request with these prompts."""
         return TextRequest(
             model=self.model,
-            prompts=(prompt,),
+            prompts=prompts,
+            answers=self.n,
             sampling=self.sampling(logprobs),
             limit=self.limit,
             stops=self.stop,
@@ -161,10 +172,15 @@ class ChatBody(_Body):
     tools: Annotated[list[Any], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
     parallel_tool_calls: bool = True
     functions: NoFunctions = Field(default_factory=list)
-    tool_choice: Annotated[
+    tool_choice: Any = "auto"
+    function_call: Annotated[
         Literal["auto", "none"],
-        offered(lambda choice: choice in ("auto", "none"), "a tool_choice that is enforced"),
+        offered(lambda call: call in ("auto", "none"), "function_call, the older form of tools,"),
     ] = "auto"
+    modalities: Annotated[
+        list[str], offered(lambda kinds: kinds in ([], ["text"]), "an answer other than text")
+    ] = Field(default_factory=list)
+    reasoning_effort: Effort | None = None
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
@@ -192,9 +208,28 @@ class CompletionBody(_Body):
 
     prompt: Any
     logprobs: int | None = Field(None, ge=0, le=MAX_COMPLETION_LOGPROBS)
-    best_of: One = 1
-    echo: Annotated[bool, offered(lambda echo: echo is not True, "echo")] = False
-    suffix: Annotated[str, offered(lambda suffix: suffix == "", "suffix")] = ""
+    best_of: Choices | None = None
+    echo: bool = False
+    suffix: str = ""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.echo and self.logprobs is not None:
+            raise BadRequest("log-probabilities of an echoed prompt are not offered", param="echo")
+        if self.best_of is None or self.best_of == self.n:
+            return self
+        if self.best_of < self.n:
+            raise BadRequest("best_of must be at least n", param="best_of")
+        if self.stream:
+            raise BadRequest("the best of several cannot be streamed", param="best_of")
+        return self
+
+    @property
+    def choosing(self) -> BestOf | None:
+        """How the answers to show are chosen; None = all are shown."""
+        if self.best_of is None or self.best_of == self.n:
+            return None
+        return BestOf(self.n, show_logprobs=self.logprobs is not None)
 
 
 def parse_chat(body: Mapping[str, Any]) -> TextRequest:
@@ -204,14 +239,12 @@ def parse_chat(body: Mapping[str, Any]) -> TextRequest:
         BadRequest: naming the first field that cannot be used.
     """
     parsed = validate(ChatBody, body)
-    tools = parse_chat_tools(parsed.tools)
     prompt = ChatPrompt(
         messages=parse_messages(parsed.messages),
-        # Not shown to the model where it may not call them.
-        tools=() if parsed.tool_choice == "none" else tools,
-        template_kwargs=parsed.chat_template_kwargs,
+        tools=chosen_tools(parsed.tool_choice, parse_chat_tools(parsed.tools)),
+        template_kwargs=effort_kwargs(parsed.reasoning_effort) | parsed.chat_template_kwargs,
     )
-    request = parsed.request(prompt, parsed.top_logprobs if parsed.logprobs else None)
+    request = parsed.request(prompt, logprobs=parsed.top_logprobs if parsed.logprobs else None)
     return replace(request, one_call=not parsed.parallel_tool_calls)
 
 
@@ -222,18 +255,28 @@ def parse_completion(body: Mapping[str, Any]) -> TextRequest:
         BadRequest: naming the first field that cannot be used.
     """
     parsed = validate(CompletionBody, body)
-    return parsed.request(_prompt(parsed.prompt), parsed.logprobs)
+    prompts = _prompts(parsed.prompt, parsed.suffix)
+    rule = parsed.choosing
+    answers = parsed.n if rule is None else parsed.best_of or parsed.n
+    if answers * len(prompts) > MAX_CHOICES:
+        raise BadRequest(f"at most {MAX_CHOICES} answers to all prompts together", param="prompt")
+    logprobs = 0 if rule is not None and parsed.logprobs is None else parsed.logprobs
+    request = parsed.request(*prompts, logprobs=logprobs)
+    return replace(request, answers=answers, best_of=rule, echo=parsed.echo)
 
 
-def _prompt(prompt: object) -> TextPrompt | TokenPrompt:
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]  # a batch of one
-    if isinstance(prompt, str):
-        return TextPrompt(prompt)
-    if not isinstance(prompt, list):
-        raise BadRequest("prompt must be a string or a list of token ids", param="prompt")
-    if any(isinstance(item, str | list) for item in prompt):
-        raise BadRequest("one prompt per request; several are not offered", param="prompt")
-    if not all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
-        raise BadRequest("prompt must be a string or a list of token ids", param="prompt")
-    return TokenPrompt(tuple(prompt))
+def _prompts(given: object, suffix: str) -> list[TextPrompt | TokenPrompt]:
+    """One prompt, or a list of them; a list of numbers is one."""
+    if isinstance(given, list) and any(isinstance(each, str | list) for each in given):
+        return [_prompt(each, suffix, f"prompt[{i}]") for i, each in enumerate(given)]
+    return [_prompt(given, suffix, "prompt")]
+
+
+def _prompt(given: object, suffix: str, at: str) -> TextPrompt | TokenPrompt:
+    if isinstance(given, str):
+        return TextPrompt(given, suffix, at)
+    if not isinstance(given, list) or not all(type(each) is int for each in given):
+        raise BadRequest(f"{at} must be a string or a list of token ids", param=at)
+    if suffix:
+        raise BadRequest("suffix needs a prompt of text", param="suffix")
+    return TokenPrompt(tuple(given), at)

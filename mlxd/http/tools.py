@@ -86,3 +86,51 @@ def all_tools(functions: Sequence[Function]) -> tuple[dict[str, Any], ...]:
         if name in names[:index]:
             raise BadRequest(f"two tools are called {name!r}", param=f"tools[{index}]")
     return tuple(function.plain() for function in functions)
+
+
+def chosen_tools(choice: object, tools: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+    """The tools that a model may call under this `tool_choice`.
+
+    Raises:
+        BadRequest: the choice is malformed, names no tool of the request, or wants
+            a call in any case.
+    """
+    match choice:
+        case "none":
+            return ()  # not shown to the model where it may not call them
+        case "auto":
+            return tools
+        case "required" | {"type": "function" | "custom"}:
+            raise _enforced("tool_choice")
+        case {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [*names]}}:
+            return _allowed(names, tools)
+        case {"type": "allowed_tools", "allowed_tools": {"mode": "required"}}:
+            raise _enforced("tool_choice.allowed_tools.mode")
+    raise BadRequest(
+        "tool_choice must be 'auto', 'none', 'required', a function, or allowed_tools",
+        param="tool_choice",
+    )
+
+
+def _enforced(param: str) -> BadRequest:
+    return BadRequest("a tool_choice that is enforced is not offered", param=param)
+
+
+def _allowed(
+    names: Sequence[object], tools: tuple[dict[str, Any], ...]
+) -> tuple[dict[str, Any], ...]:
+    wanted: set[str] = set()
+    for index, each in enumerate(names):
+        match each:
+            case {"type": "function", "function": {"name": str(name)}}:
+                wanted.add(name)
+            case _:
+                at = f"tool_choice.allowed_tools.tools[{index}]"
+                raise BadRequest(f"{at} must be a function with a name", param=at)
+    found = tuple(tool for tool in tools if tool["function"]["name"] in wanted)
+    if len(found) < len(wanted):
+        raise BadRequest(
+            "tool_choice allows a tool that is not among tools",
+            param="tool_choice.allowed_tools.tools",
+        )
+    return found

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from mlxd.errors import BadRequest, ModelNotReady
 from mlxd.text.detokenize import ByteDetokenizer, BytePieces, Detokenizer, WindowDetokenizer
+from mlxd.text.infill import Infill
 from mlxd.text.loading import (
     MLX_THREAD,
     TokenizerError,
@@ -46,14 +47,17 @@ class Tokenizer:
         worker: ThreadPoolExecutor,
         longest: int,
         markup: Markup | None = None,
+        infill: Infill | None = None,
     ) -> None:
         """
         Args:
             longest: characters of the longest token; none stands for more text.
             markup: how the model marks reasoning and tool calls; None = it does not.
+            infill: its tokens for filling gaps; None = it fills none.
         """
         self.longest = longest
         self.markup = markup or Markup()
+        self.infill = infill
         self._wrapper = wrapper
         self._pieces = pieces
         self._worker = worker
@@ -75,8 +79,15 @@ class Tokenizer:
         def load() -> Tokenizer:
             wrapper = load_wrapper(path, trust_remote_code=trust_remote_code)
             worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"tokenizer-{path.name}")
-            longest = max(map(len, wrapper.get_vocab()))
-            return cls(wrapper, byte_pieces(wrapper), worker, longest, find_markup(wrapper))
+            vocabulary = wrapper.get_vocab()
+            return cls(
+                wrapper,
+                byte_pieces(wrapper),
+                worker,
+                longest=max(map(len, vocabulary)),
+                markup=find_markup(wrapper),
+                infill=Infill.of(vocabulary),
+            )
 
         return await asyncio.wrap_future(MLX_THREAD.submit(load))
 

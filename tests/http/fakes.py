@@ -40,6 +40,7 @@ class FakeTicket:
     stopped_at: int | None = None
     stopped_by: str = "stop"
     ended: str | None = None  # other than by limit, stop string or end of sequence
+    logprob: Callable[[FakeTicket], float] = lambda _: -0.5  # of each of its tokens
     left: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def __aiter__(self) -> AsyncIterator[list[Token]]:
@@ -67,8 +68,9 @@ class FakeTicket:
         wanted = self.generation.sampling.logprobs
         if wanted is None:
             return Token(1, token)
-        top = [(token + i, -0.5 - i) for i in range(wanted)]
-        return Token(1, token, TokenLogprobs(-0.5, top))
+        chosen = self.logprob(self)
+        top = [(token + i, chosen - i) for i in range(wanted)]
+        return Token(1, token, TokenLogprobs(chosen, top))
 
     def end(self, finish_reason: str, completion_tokens: int) -> None:
         """The text layer found an end of its own."""
@@ -101,6 +103,7 @@ class FakeGateway:
     script: Script
     finish: str = "stop"
     refuse: MlxdError | None = None
+    logprob: Callable[[FakeTicket], float] = lambda _: -0.5
     tickets: list[FakeTicket] = field(default_factory=list)
     admitted: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -109,7 +112,7 @@ class FakeGateway:
         """Play the script to whoever enters."""
         if self.refuse is not None:
             raise self.refuse
-        ticket = FakeTicket(generation, self.script, self.finish)
+        ticket = FakeTicket(generation, self.script, self.finish, logprob=self.logprob)
         self.tickets.append(ticket)
         self.admitted.set()
         try:

@@ -45,7 +45,10 @@ OUT_OF_RANGE: dict[str, list[object]] = {
     "seed": [1.5, "1", True, 2**64, -(2**63) - 1],
     "logit_bias": [{"AI": -100}, {"1.5": 1}, {"": 1}, {"05": 1}, [1]],
     "stop": ["", [""], ["a"] * 17, 5, [5], "x" * 1025],
-    "n": [0, 2, -1, True, "1", 1.5],
+    "n": [0, 33, -1, True, "1", 1.5],
+    "user": [5],
+    "metadata": ["x", {"a": 5}, {str(i): "x" for i in range(17)}],
+    "service_tier": [5],
     "stream": [1, "true"],
     "stream_options": [True, []],
     "model": [5, True, ["m"]],
@@ -63,7 +66,9 @@ def test_values_out_of_range_are_refused_by_name(
     body: dict[str, Any], field: str, value: object
 ) -> None:
     """On both endpoints: wrong types, booleans for numbers, values past the limits."""
-    assert refusal(body | {field: value}).param == field
+    named = refusal(body | {field: value}).param
+    assert named is not None
+    assert named.split(".")[0] == field
 
 
 @pytest.mark.parametrize(
@@ -73,8 +78,9 @@ def test_values_out_of_range_are_refused_by_name(
         ("top_logprobs", 21),
         ("top_logprobs", -1),
         ("logprobs", 5),
-        ("tool_choice", "required"),
-        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
+        ("function_call", {"name": "f"}),
+        ("modalities", ["audio"]),
+        ("reasoning_effort", "enormous"),
         ("response_format", "text"),
         ("tools", {"type": "function"}),
         ("tools", [5]),
@@ -109,13 +115,15 @@ def test_response_formats_other_than_text_are_refused(kind: str | None) -> None:
     [
         ("logprobs", 6),
         ("logprobs", True),
-        ("best_of", 2),
-        ("echo", True),
-        ("suffix", "end"),
+        ("best_of", 0),
+        ("best_of", 33),
+        ("echo", "yes"),
+        ("suffix", 5),
         ("prompt", 5),
-        ("prompt", ["a", "b"]),
-        ("prompt", [[1], [2]]),
+        ("prompt", ["a"] * 33),
         ("prompt", [True]),
+        ("prompt", [["a"]]),
+        ("prompt", [[1], [True]]),
         ("prompt", [1.5]),
         ("prompt", [1, "a"]),
     ],
@@ -123,7 +131,81 @@ def test_response_formats_other_than_text_are_refused(kind: str | None) -> None:
 def test_completion_fields_out_of_range_are_refused_by_name(field: str, value: object) -> None:
     """What only completions have."""
     named = refusal(TEXT | {field: value}).param
-    assert named == field
+    assert named is not None
+    assert named.split("[")[0] == field
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 3, "best_of": 2}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"prompt": [1, 2], "suffix": "end"}, "suffix"),
+        ({"prompt": ["a", "b"], "n": 17}, "prompt"),
+    ],
+)
+def test_completion_fields_that_exclude_each_other_are_refused(
+    fields: dict[str, Any], param: str
+) -> None:
+    """One of the two is named."""
+    assert refusal(TEXT | fields).param == param
+
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+ALLOWED: dict[str, Any] = {"mode": "auto", "tools": [TOOL]}
+
+
+@pytest.mark.parametrize(
+    ("choice", "param"),
+    [
+        ("required", "tool_choice"),
+        (TOOL, "tool_choice"),
+        ("banana", "tool_choice"),
+        (5, "tool_choice"),
+        ({"type": "allowed_tools"}, "tool_choice"),
+        (
+            {"type": "allowed_tools", "allowed_tools": ALLOWED | {"mode": "required"}},
+            "tool_choice.allowed_tools.mode",
+        ),
+        (
+            {"type": "allowed_tools", "allowed_tools": ALLOWED | {"tools": [5]}},
+            "tool_choice.allowed_tools.tools[0]",
+        ),
+        (
+            {
+                "type": "allowed_tools",
+                "allowed_tools": ALLOWED
+                | {"tools": [{"type": "function", "function": {"name": "g"}}]},
+            },
+            "tool_choice.allowed_tools.tools",
+        ),
+    ],
+)
+def test_a_tool_choice_that_cannot_be_had_is_refused(choice: object, param: str) -> None:
+    """Malformed, unknown, or enforced."""
+    assert refusal(CHAT | {"tools": [TOOL], "tool_choice": choice}).param == param
+
+
+def test_allowed_tools_are_the_only_ones_shown() -> None:
+    """The others are as good as absent."""
+    other = {"type": "function", "function": {"name": "g"}}
+    choice = {"type": "allowed_tools", "allowed_tools": ALLOWED}
+    (prompt,) = parse_chat(CHAT | {"tools": [other, TOOL], "tool_choice": choice}).prompts
+    assert isinstance(prompt, ChatPrompt)
+    assert [tool["function"]["name"] for tool in prompt.tools] == ["f"]
+
+
+@pytest.mark.parametrize(("effort", "thinks"), [("none", False), ("low", True), ("high", True)])
+def test_an_effort_is_told_to_the_template(effort: str, thinks: bool) -> None:
+    """By name, and as whether to think at all; the client's own arguments count more."""
+    (prompt,) = parse_chat(CHAT | {"reasoning_effort": effort}).prompts
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.template_kwargs == {"reasoning_effort": effort, "enable_thinking": thinks}
+    own = {"reasoning_effort": effort, "chat_template_kwargs": {"enable_thinking": not thinks}}
+    (prompt,) = parse_chat(CHAT | own).prompts
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.template_kwargs["enable_thinking"] is not thinks
 
 
 def test_top_log_probabilities_need_log_probabilities() -> None:
@@ -152,9 +234,15 @@ def test_what_is_required_may_not_be_null_or_missing(field: str) -> None:
 
 
 def test_prompts_are_text_or_tokens() -> None:
-    """A batch of one is that one."""
-    assert parse_completion(TEXT | {"prompt": ["hi"]}).prompts == (TextPrompt("hi"),)
-    assert parse_completion(TEXT | {"prompt": [[5, 6]]}).prompts == (TokenPrompt((5, 6)),)
+    """Or several of them, each with its place."""
+    asked = parse_completion(TEXT | {"prompt": ["hi", "ho"]})
+    assert asked.prompts == (
+        TextPrompt("hi", param="prompt[0]"),
+        TextPrompt("ho", param="prompt[1]"),
+    )
+    assert parse_completion(TEXT | {"prompt": [5, 6]}).prompts == (TokenPrompt((5, 6)),)
+    mixed = parse_completion(TEXT | {"prompt": [[5, 6], "hi"]})
+    assert mixed.prompts[0] == TokenPrompt((5, 6), "prompt[0]")
 
 
 def test_content_parts_of_every_role_are_joined() -> None:
