@@ -41,6 +41,7 @@ from mlxd.metrics.vllm import VllmNames
 from mlxd.notify import Manager, Notifier
 from mlxd.supervisor import Supervisor
 from mlxd.text.tokenizer import Tokenizer
+from mlxd.traces import Tell, traced
 
 #: Seconds that handlers get after the drain, which has waited for them already.
 GOODBYE = 1.0
@@ -87,7 +88,8 @@ def run(config_path: Path, parts: Parts | None = None) -> int:
             reason = error.strerror or str(error)
             log.error("cannot listen", listen=error.filename, reason=reason)  # noqa: TRY400
             return 1
-        asyncio.run(Daemon(path, settings, parts or Parts()).serve(listeners))
+        tell = stack.enter_context(traced(settings.traces))
+        asyncio.run(Daemon(path, settings, parts or Parts(), tell).serve(listeners))
     return 0
 
 
@@ -116,7 +118,7 @@ def _bind(settings: Settings, stack: ExitStack) -> Listeners:
 class Daemon:
     """One run of the daemon, from its bound listener to its end."""
 
-    def __init__(self, path: Path, settings: Settings, parts: Parts) -> None:
+    def __init__(self, path: Path, settings: Settings, parts: Parts, tell: Tell | None) -> None:
         registry = CollectorRegistry()
         cache = cache_dir(settings.server, os.environ)
         means = Means(
@@ -133,6 +135,7 @@ class Daemon:
             settings, means, read=partial(load, path, os.environ), on_change=_apply_log
         )
         self._registry = registry
+        self._tell = tell
         registry.register(
             VllmNames(means.metrics, lambda: self._supervisor.settings.metrics.vllm_names)
         )
@@ -180,6 +183,7 @@ class Daemon:
             self._supervisor,
             server=lambda: self._supervisor.server,
             access=lambda: Access.public(self._supervisor.settings),
+            tell=self._tell,
             registry=self._registry,
             extra_routes=admin_routes(self._supervisor) if listeners.admin is None else (),
         )

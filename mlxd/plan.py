@@ -14,7 +14,13 @@ from mlxd.errors import ConfigError
 LIVE_MODEL_KEYS = frozenset({"aliases", "sampling", "batch", "policy"})
 #: Keys that are used once, at start.
 FIXED_KEYS = frozenset(
-    {"server.listen", "server.cache_dir", "server.receive_timeout", "admin.listen"}
+    {
+        "server.listen",
+        "server.cache_dir",
+        "server.receive_timeout",
+        "admin.listen",
+        "traces.endpoint",
+    }
 )
 
 
@@ -46,8 +52,11 @@ def diff(old: Settings, new: Settings, file: Settings) -> Plan:
     Raises:
         ConfigError: a key changed that cannot change in a running daemon.
     """
-    server, admin = changed_keys(old.server, new.server), changed_keys(old.admin, new.admin)
-    shared = {"server": tuple(server), "admin": tuple(admin)}
+    shared = {
+        "server": tuple(changed_keys(old.server, new.server)),
+        "admin": tuple(changed_keys(old.admin, new.admin)),
+        "traces": tuple(changed_keys(old.traces, new.traces)),
+    }
     changed = [f"{table}.{key}" for table, keys in shared.items() for key in keys]
     fixed = [key for key in changed if key in FIXED_KEYS]
     if fixed:

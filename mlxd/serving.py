@@ -59,7 +59,8 @@ class SamplingDefaults:
 class Timings:
     """Seconds of each part of a request's life; None for those that it did not come to."""
 
-    queue: float | None = None  # from admission to its row
+    admitted: float  # moment on the event loop's clock
+    queue: float | None = None  # from there to its row
     prefill: float | None = None  # to its first token
     decode: float | None = None  # to its last
 
@@ -74,7 +75,7 @@ class Outcome:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
-    timings: Timings = field(default=Timings(), compare=False)  # no two requests take as long
+    timings: Timings | None = field(default=None, compare=False)  # no two requests take as long
 
 
 class Ticket(Protocol):

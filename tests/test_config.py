@@ -16,6 +16,7 @@ from mlxd.config.settings import (
     MetricsSettings,
     ModelSettings,
     ServerSettings,
+    TracesSettings,
 )
 from mlxd.errors import ConfigError
 
@@ -80,7 +81,7 @@ class TestShippedFiles:
             keys[-1]
             for table in (
                 *(ServerSettings, AdminSettings, MetricsSettings),
-                *(LogSettings, ModelSettings),
+                *(TracesSettings, LogSettings, ModelSettings),
             )
             for keys, _ in leaves(table)
         ]

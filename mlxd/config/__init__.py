@@ -27,6 +27,7 @@ from mlxd.config.settings import (
     SamplingSettings,
     ServerSettings,
     Settings,
+    TracesSettings,
 )
 from mlxd.config.values import Address, TcpAddress, UnixAddress, parse_listen
 from mlxd.errors import ConfigError
@@ -49,6 +50,7 @@ __all__ = [
     "Settings",
     "TcpAddress",
     "TokenFile",
+    "TracesSettings",
     "UnixAddress",
     "cache_dir",
     "etag",

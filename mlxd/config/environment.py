@@ -22,6 +22,7 @@ from mlxd.config.settings import (
     MetricsSettings,
     ModelSettings,
     ServerSettings,
+    TracesSettings,
 )
 from mlxd.config.toml_lines import Path
 
@@ -86,6 +87,7 @@ def _known(ids: Iterable[str]) -> Iterator[tuple[str, tuple[Path, Any]]]:
         ("SERVER", ("server",), ServerSettings),
         ("ADMIN", ("admin",), AdminSettings),
         ("METRICS", ("metrics",), MetricsSettings),
+        ("TRACES", ("traces",), TracesSettings),
         ("LOG", ("log",), LogSettings),
         ("DEFAULTS", ("defaults",), DefaultsSettings),
     ]

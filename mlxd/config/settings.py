@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
@@ -15,6 +16,7 @@ from mlxd.config.values import (
     Listen,
     ModelId,
     OptionalDuration,
+    OptionalEndpoint,
     OptionalListen,
     OptionalPath,
     Origin,
@@ -95,6 +97,24 @@ class MetricsSettings(Table):
 
     open: bool = False
     vllm_names: bool = True
+
+
+def _with_otel(endpoint: str | None) -> str | None:
+    if endpoint is None:
+        return None
+    try:
+        found = find_spec("opentelemetry.exporter.otlp.proto.http") is not None
+    except ModuleNotFoundError:
+        found = False
+    if not found:
+        raise ValueError("expected the extra otel: pip install 'mlxd[otel]'")
+    return endpoint
+
+
+class TracesSettings(Table):
+    """`[traces]`."""
+
+    endpoint: Annotated[OptionalEndpoint, AfterValidator(_with_otel)] = None  # None = no traces
 
 
 class LogSettings(Table):
@@ -202,6 +222,7 @@ class Settings(Table):
         AdminSettings(), validate_default=True
     )
     metrics: MetricsSettings = MetricsSettings()
+    traces: TracesSettings = TracesSettings()
     log: LogSettings = LogSettings()
     models: Annotated[dict[ModelId, ModelSettings], AfterValidator(_at_least_one)] = Field(
         description="at least one [models.ID] table"

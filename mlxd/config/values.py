@@ -29,6 +29,7 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]?i?B)")
 _MODEL_ID = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*")
 _HOST = re.compile(r"[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]")
+_ENDPOINT = re.compile(r"https?://[^\s/]+(?:/\S*)?")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#]+")
 
 
@@ -159,6 +160,12 @@ def _optional_path(value: str | None, info: ValidationInfo) -> str | None:
     return None if value is None else resolve(value, info)
 
 
+def _endpoint(value: str | None) -> str | None:
+    if value is not None and _ENDPOINT.fullmatch(value) is None:
+        raise ValueError("expected an http or https URL such as 'http://127.0.0.1:4318/v1/traces'")
+    return value
+
+
 def _matching(pattern: re.Pattern[str], expected: str) -> AfterValidator:
     def check(value: str) -> str:
         if pattern.fullmatch(value) is None:
@@ -173,6 +180,7 @@ OptionalDuration = Annotated[float | None, BeforeValidator(_optional_duration)]
 Size = Annotated[int, BeforeValidator(_size)]
 Listen = Annotated[str, AfterValidator(_listen)]
 OptionalPath = Annotated[Annotated[str, Field(min_length=1)] | None, AfterValidator(_optional_path)]
+OptionalEndpoint = Annotated[str | None, AfterValidator(_endpoint)]
 OptionalListen = Annotated[str | None, AfterValidator(_optional_listen)]
 ModelId = Annotated[
     str, _matching(_MODEL_ID, "a model id of a-z, 0-9, '.', '_' and '-', not starting with a sign")

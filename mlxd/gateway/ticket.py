@@ -35,6 +35,7 @@ class Times:
     def spans(self) -> Timings:
         """How long each part took, as far as it came."""
         return Timings(
+            admitted=self.accepted,
             queue=_between(self.accepted, self.started),
             prefill=_between(self.started, self.first_token),
             decode=_between(self.first_token, self.last_token),

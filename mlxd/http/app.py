@@ -14,6 +14,7 @@ from mlxd.http.auth import Access
 from mlxd.http.context import CONTEXT, Context
 from mlxd.http.middleware import authenticate, observe, stamp_request_id
 from mlxd.serving import Directory
+from mlxd.traces import Tell
 
 
 def make_app(
@@ -21,6 +22,7 @@ def make_app(
     *,
     server: Callable[[], ServerSettings],
     access: Callable[[], Access] = Access,
+    tell: Tell | None = None,
     registry: CollectorRegistry,
     extra_routes: Sequence[web.AbstractRouteDef] = (),
 ) -> web.Application:
@@ -29,10 +31,11 @@ def make_app(
     Args:
         server: settings of the moment, read for each request.
         access: what is asked of callers at the moment, read for each request.
+        tell: told of every request for traces, if anybody wants them.
         registry: what `/metrics` shows.
         extra_routes: mounted beside the public ones, behind the same checks.
     """
-    app = _guarded_app(Context(directory, server, access))
+    app = _guarded_app(Context(directory, server, access, tell))
     app.add_routes([*probes.routes(registry), *openai.ROUTES, *anthropic.ROUTES, *extra_routes])
     return app
 

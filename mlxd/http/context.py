@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from aiohttp import web
 
 from mlxd.config import ServerSettings
 from mlxd.http.auth import Access
 from mlxd.http.events import Usage
-from mlxd.serving import ANYBODY, Caller, Directory, Outcome
+from mlxd.serving import ANYBODY, Caller, Directory, Outcome, Timings
+from mlxd.traces import Tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class Context:
     directory: Directory
     server: Callable[[], ServerSettings]
     access: Callable[[], Access]
+    tell: Tell | None = None  # traces; None = nobody wants them
 
 
 @dataclass(slots=True)
@@ -33,6 +35,7 @@ class Record:
     caller: Caller = ANYBODY
     facts: dict[str, object] = field(default_factory=dict)
     first_token: float | None = None
+    timings: Timings | None = None
 
     def ended(self, outcomes: Sequence[Outcome], answers: int) -> None:
         """An admitted request has ended, in whatever way.
@@ -49,9 +52,7 @@ class Record:
             cached_tokens=usage.cached_tokens,
             completion_tokens=usage.completion_tokens,
         )
-        for part, seconds in asdict(outcomes[0].timings).items():
-            if seconds is not None:
-                self.facts[f"{part}_seconds"] = round(seconds, 4)
+        self.timings = outcomes[0].timings
 
 
 CONTEXT: web.AppKey[Context] = web.AppKey("context", Context)

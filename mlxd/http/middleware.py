@@ -15,6 +15,7 @@ from mlxd.errors import MlxdError
 from mlxd.http.auth import identify, offered, scope_of
 from mlxd.http.context import CONTEXT, RECORD, Record
 from mlxd.http.envelope import error_response
+from mlxd.traces import Story
 
 REQUEST_ID_HEADER = "x-request-id"
 
@@ -40,7 +41,9 @@ async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
         record.facts.setdefault("outcome", "cancelled")
         raise
     finally:
-        _log_line(request, record, status)
+        now = asyncio.get_running_loop().time()
+        _log_line(request, record, status, now)
+        _trace(request, record, status, now)
 
 
 @web.middleware
@@ -83,13 +86,10 @@ def _request_id(request: web.Request) -> str:
     return sent if _sane_id.fullmatch(sent) else uuid.uuid4().hex
 
 
-def _log_line(request: web.Request, record: Record, status: int | None) -> None:
-    now = asyncio.get_running_loop().time()
-    facts = dict(record.facts)
+def _log_line(request: web.Request, record: Record, status: int | None, now: float) -> None:
+    facts = record.facts | _seconds(record)
     if record.caller.name is not None:
         facts["key"] = record.caller.name
-    if record.first_token is not None:
-        facts["first_token_seconds"] = round(record.first_token - record.started, 4)
     write = log.debug if request.path in _QUIET_PATHS else log.info
     write(
         "request",
@@ -100,3 +100,31 @@ def _log_line(request: web.Request, record: Record, status: int | None) -> None:
         seconds=round(now - record.started, 4),
         **facts,
     )
+
+
+def _seconds(record: Record) -> dict[str, float]:
+    """How long each part took, of those that it came to."""
+    parts: dict[str, float | None] = {}
+    if record.first_token is not None:
+        parts["first_token"] = record.first_token - record.started
+    if (timings := record.timings) is not None:
+        parts |= {"queue": timings.queue, "prefill": timings.prefill, "decode": timings.decode}
+    return {f"{part}_seconds": round(took, 4) for part, took in parts.items() if took is not None}
+
+
+def _trace(request: web.Request, record: Record, status: int | None, now: float) -> None:
+    tell = request.app[CONTEXT].tell
+    if tell is None or request.path in _QUIET_PATHS:
+        return
+    resource = request.match_info.route.resource
+    story = Story(
+        method=request.method,
+        route=None if resource is None else resource.canonical,
+        status=status,
+        headers=request.headers,
+        started=record.started,
+        ended=now,
+        timings=record.timings,
+        facts=record.facts | {"request_id": record.request_id},
+    )
+    tell(story)

@@ -36,7 +36,7 @@ class Figures:
 
 def life(seconds: float = 1.0, *, completion_tokens: int = 5) -> Life:
     """Of a request that came to its end."""
-    timings = Timings(queue=0.1, prefill=0.3, decode=0.6)
+    timings = Timings(admitted=0.0, queue=0.1, prefill=0.3, decode=0.6)
     return Life(
         seconds, timings, prompt_tokens=7, completion_tokens=completion_tokens, max_tokens=9
     )
@@ -232,7 +232,7 @@ class TestVllmNames:
     def test_what_a_request_did_not_come_to_is_not_observed(self, metrics: Metrics) -> None:
         """One that was cancelled while it waited has no prefill of 0 seconds."""
         model = ModelMetrics(metrics, "a")
-        model.ended(Lane.BATCH, "cancelled", Life(1.0, Timings(), 7, 0, 9))
+        model.ended(Lane.BATCH, "cancelled", Life(1.0, Timings(admitted=0.0), 7, 0, 9))
 
         assert self.value(metrics, "e2e_request_latency_seconds_count") == 1
         for part in ("queue", "prefill", "decode", "inference"):
