@@ -24,7 +24,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from mlxd import __version__, logs
-from mlxd.config import Settings, cache_dir, load, parse_listen
+from mlxd.config import Settings, cache_dir, load, open_to_all, parse_listen
 from mlxd.errors import ConfigError, Conflict
 from mlxd.host.fetcher import Fetcher
 from mlxd.host.link import ENGINE_COMMAND
@@ -81,6 +81,7 @@ def run(config_path: Path, parts: Parts | None = None) -> int:
         logs.configure(settings.log, sys.stderr)
     except OSError as error:
         raise ConfigError([f"log.file: {settings.log.file}: {error.strerror}"]) from error
+    _warn_of_open_files(settings)
     with ExitStack() as stack:
         try:
             listeners = _bind(settings, stack)
@@ -132,7 +133,7 @@ class Daemon:
             watch=parts.watch,
         )
         self._supervisor = Supervisor(
-            settings, means, read=partial(load, path, os.environ), on_change=_apply_log
+            settings, means, read=partial(load, path, os.environ), on_change=_changed
         )
         self._registry = registry
         self._tell = tell
@@ -277,9 +278,17 @@ class Daemon:
             self._notifier.reloaded()
 
 
-def _apply_log(settings: Settings) -> None:
+def _warn_of_open_files(settings: Settings) -> None:
+    files = open_to_all(settings.server.api_keys_file, settings.admin.token_file)
+    if files:
+        log.warning("every user of this machine can read these secrets", files=files)
+
+
+def _changed(settings: Settings) -> None:
+    """A reload has put these in force."""
     try:
         logs.configure(settings.log, sys.stderr)
     except OSError as error:
         reason = f"{settings.log.file}: {error.strerror}"
         log.error("the log goes on where it went", reason=reason)  # noqa: TRY400
+    _warn_of_open_files(settings)

@@ -16,7 +16,15 @@ from pathlib import Path
 from mlxd.config.environment import CONFIG_VARIABLE
 from mlxd.config.live import LiveTable, patched, shown
 from mlxd.config.loading import load
-from mlxd.config.secrets import ApiKey, KeyRing, Secret, TokenFile, parse_keys, read_token
+from mlxd.config.secrets import (
+    ApiKey,
+    KeyRing,
+    Secret,
+    TokenFile,
+    open_to_all,
+    parse_keys,
+    read_token,
+)
 from mlxd.config.settings import (
     AdminSettings,
     BatchSettings,
@@ -55,6 +63,7 @@ __all__ = [
     "cache_dir",
     "etag",
     "load",
+    "open_to_all",
     "parse_keys",
     "parse_listen",
     "patched",

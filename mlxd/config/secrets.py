@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import math
 import re
+import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -73,6 +74,12 @@ class TokenFile:
 
     file: str
     secret: Secret
+
+
+def open_to_all(*files: KeyRing | TokenFile | None) -> list[str]:
+    """Those that users beyond their owner and group can read."""
+    paths = [Path(each.file) for each in files if each is not None]
+    return [str(path) for path in paths if path.exists() and path.stat().st_mode & stat.S_IROTH]
 
 
 def parse_keys(file: str, text: str) -> KeyRing:

@@ -18,7 +18,7 @@ from mlxd.lifecycle import State
 from mlxd.metrics import Metrics
 from mlxd.metrics.model import ModelMetrics
 from mlxd.policy import TRAITS
-from mlxd.serving import Generation
+from mlxd.serving import ANYBODY, Caller, Generation
 from mlxd.wire import (
     Cancel,
     Capabilities,
@@ -49,6 +49,7 @@ def generation(
     traits: Sequence[str] = (),
     prompt: Sequence[int] = (1, 2, 3),
     max_tokens: int = 100,
+    caller: Caller = ANYBODY,
 ) -> Generation:
     """A request with this id."""
     return Generation(
@@ -58,6 +59,7 @@ def generation(
         eos=frozenset({0}),
         sampling=Sampling(seed=7),
         traits=frozenset(traits),
+        caller=caller,
     )
 
 

@@ -275,6 +275,50 @@ async def test_unix_socket_is_served_and_cleaned_up(place: Place):
     assert not path.exists()
 
 
+async def test_a_service_managers_bare_start_serves(place: Place):
+    """Standard input closed, so that the first socket is number 0, no terminal, no home."""
+    place.environment = {"HOME": "/proc"}  # where nothing can be made
+    bare = (
+        "import os, runpy; os.close(0);runpy.run_module('tests.daemon.launch', run_name='__main__')"
+    )
+    async with place.daemon("-c", bare) as daemon:
+        daemon.base = f"http://{(await daemon.logged('listening'))['address']}"
+        await daemon.logged("model ready")
+
+        assert (await daemon.complete()).status == 200
+        daemon.signal(signal.SIGTERM)
+        assert await daemon.ended() == 0
+
+
+async def test_a_home_that_takes_nothing_fails_with_the_reason(place: Place):
+    """Where the cache would be under it; what needs no cache, such as the status, is served."""
+    place.environment = {"HOME": "/proc", "XDG_CACHE_HOME": ""}
+    place.config.write_text(place.config.read_text().replace("cache_dir", "# cache_dir"))
+    async with place.serving(ready=False) as daemon:
+        failure = await daemon.logged("model failed")
+
+        assert "/proc" in failure["reason"]
+        assert await daemon.status("/livez") == 200
+
+
+async def test_secrets_that_everybody_can_read_are_told_of(place: Place):
+    """At the start and at a reload; a container's secrets may be so, hence no refusal."""
+    token = place.folder / "token"
+    token.write_text("operator")
+    token.chmod(0o644)
+    place.write(more='[admin]\ntoken_file = "token"')
+    async with place.serving() as daemon:
+        told = await daemon.logged("every user of this machine can read these secrets")
+        assert told["files"] == [str(token)]
+        token.chmod(0o640)
+        daemon.signal(signal.SIGHUP)
+        await daemon.logged("reloaded")
+        daemon.signal(signal.SIGTERM)
+        await daemon.ended()
+
+    assert sum("can read these secrets" in line.get("event", "") for line in daemon.log) == 1
+
+
 async def test_bad_configuration_ends_with_every_problem(place: Place):
     """Nothing is bound and nothing is started on a file that cannot be."""
     place.write(more="[models.two]\nsource = 1\n[nonsense]")

@@ -14,9 +14,9 @@ from mlxd.gateway.gateway import LOOKAHEAD
 from mlxd.gateway.ledger import Ledger
 from mlxd.gateway.terms import Terms
 from mlxd.operations import LiveRequests
-from mlxd.serving import Outcome
+from mlxd.serving import ANYBODY, Caller, Outcome
 from mlxd.wire import BatchTuning, Capabilities, FinishReason, Lane, Retune, Started, Submit
-from tests.daemon.fakes import EVERYTHING, Bench, generation, read, terms
+from tests.daemon.fakes import EVERYTHING, MODEL, Bench, generation, read, terms
 
 SEED_SERIAL = PolicySettings(seed="serial")
 
@@ -26,10 +26,12 @@ async def admitted():
     """Enters tickets that leave together at the test's end."""
     async with AsyncExitStack() as stack:
 
-        async def admit(bench: Bench, *names: str, traits: tuple[str, ...] = ()):
+        async def admit(
+            bench: Bench, *names: str, traits: tuple[str, ...] = (), caller: Caller = ANYBODY
+        ):
             return [
                 await stack.enter_async_context(
-                    bench.gateway.admit(generation(name, traits=traits))
+                    bench.gateway.admit(generation(name, traits=traits, caller=caller))
                 )
                 for name in names
             ]
@@ -46,6 +48,20 @@ class TestOrder:
 
         assert bench.submitted() == [0, 1, 2, 3]
         assert bench.gateway.waiting(Lane.BATCH) == 6
+
+    async def test_callers_take_turns_by_weight(self, admitted):
+        """A key that floods waits beside one that asks now and then, not before it."""
+        bench = Bench(terms(width=1, queue=20))
+        first = await admitted(bench, *"abc")  # what the engine has is out of the line's hands
+        await admitted(bench, *"defgh", caller=Caller("flood"))
+        await admitted(bench, *"ij", caller=Caller("rare", weight=2.0))
+
+        bench.start(first[0])
+        for ticket in first:
+            bench.finish(ticket)
+
+        # d and i are level, then "rare" has had half a turn only.
+        assert bench.submitted() == [0, 1, 2, 3, 8, 9]
 
     async def test_a_start_hands_nothing_more_and_an_end_hands_one(self, admitted):
         """A row that fills frees no room; a row that ends does."""
@@ -572,3 +588,35 @@ def test_terms_of_the_engine_are_a_part_of_all_terms():
     batch = BatchSettings(width=3, prefill_chunk=32, prefill_budget=64, prefix_cache=128)
 
     assert Terms(batch, SEED_SERIAL, 1.0).tuning == BatchTuning(3, 32, 64, 128)
+
+
+class TestSeries:
+    """What `/metrics` says of a request."""
+
+    def moved(self, bench: Bench, lane: Lane) -> set[str]:
+        """Names of the series of this lane, or of none, that are not at 0."""
+        return {
+            sample.name
+            for metric in bench.registry.collect()
+            for sample in metric.samples
+            if sample.value
+            and sample.labels.get("model") == MODEL
+            and sample.labels.get("lane", lane) == lane
+        }
+
+    async def test_the_same_request_moves_the_same_series_on_either_lane(self, admitted):
+        """With the lane as a label; only the prefix cache is the batch's own."""
+        found = {}
+        for lane, traits in ((Lane.BATCH, ()), (Lane.SERIAL, ("seed",))):
+            bench = Bench(terms(SEED_SERIAL))
+            async with bench.gateway.admit(generation(traits=traits)) as ticket:
+                bench.start(ticket)
+                bench.step(ticket, 5, 6)
+                bench.finish(ticket, FinishReason.STOP, generated=3, discarded=1, prefilled=3)
+                await read(ticket)
+            found[lane] = self.moved(bench, lane)
+
+        assert found[Lane.BATCH] - found[Lane.SERIAL] == {"mlxd_prefix_cache_query_tokens_total"}
+        assert found[Lane.SERIAL] <= found[Lane.BATCH]
+        assert "mlxd_generated_tokens_total" in found[Lane.SERIAL]
+        assert "mlxd_inter_token_seconds_count" in found[Lane.SERIAL]
