@@ -263,7 +263,6 @@ class TestClients:
         run("status", "--url", url, env={"MLXD_ADMIN__TOKEN_FILE": str(token)})
         tokens.append(daemon.token)
         config.write_text(f'{config.read_text()}[admin]\ntoken_file = "token"\n')
-        run("status", "--url", url)
         run("status", "--url", url, "--config", str(config))
         tokens.append(daemon.token)
 
