@@ -33,6 +33,9 @@ FINISHED_REASONS = {
     "drained": "abort",
     "error": "error",
 }
+#: By model and further labels.
+Values = Mapping[tuple[str, ...], float]
+
 _SOURCES = {"computed": "local_compute", "cached": "local_cache_hit"}
 
 _LATENCY = (
@@ -196,12 +199,17 @@ class VllmNames(Collector):
         native = self._metrics
         running, waiting = _by_model(native.running_rows), _by_model(native.waiting_requests)
         width = _by_model(native.batch_width)
-        yield _gauge("num_requests_running", "Requests that hold a row.", running)
-        yield _gauge("num_requests_waiting", "Admitted requests without a row.", waiting)
+        yield _gauge("num_requests_running", "Requests that hold a row.", _keyed(running))
+        yield _gauge("num_requests_waiting", "Admitted requests without a row.", _keyed(waiting))
+        # mlxd has one reason to wait: there is no row yet.
+        reasons: dict[tuple[str, ...], float] = {}
+        for model, count in waiting.items():
+            reasons |= {(model, "capacity"): count, (model, "deferred"): 0.0}
+        yield _gauge("num_requests_waiting_by_reason", "Those, by why.", reasons, "reason")
         yield _gauge(
             "kv_cache_usage_perc",
             "Rows in use, of those that may run together: what mlxd's KV is for. 1 is all.",
-            {model: min(rows / width[model], 1.0) for model, rows in running.items()},
+            {(model,): min(rows / width[model], 1.0) for model, rows in running.items()},
         )
 
     def _counters(self) -> Iterator[Metric]:
@@ -213,7 +221,7 @@ class VllmNames(Collector):
             ("prefix_cache_hits", "Of those, tokens found.", native.prefix_cache_hit_tokens),
             ("num_preemptions", "Rows that gave up their place.", native.preemptions),
         ):
-            yield _counter(name, help_, {(model,): n for model, n in _by_model(counter).items()})
+            yield _counter(name, help_, _keyed(_by_model(counter)))
         sources = _by_model_and(native.prompt_tokens, "source", _SOURCES)
         yield _counter(
             "prompt_tokens_by_source", "Prompt tokens, by where from.", sources, "source"
@@ -250,15 +258,19 @@ def _samples(metric: Counter | Gauge) -> Iterator[Sample]:
         yield from family.samples
 
 
-def _gauge(name: str, help_: str, values: Mapping[str, float]) -> Metric:
-    family = GaugeMetricFamily(f"vllm:{name}", help_, labels=LABELS)
-    for model, value in values.items():
-        family.add_metric([model, ENGINE], value)
-    return family
+def _keyed(values: Mapping[str, float]) -> Values:
+    return {(model,): value for model, value in values.items()}
 
 
-def _counter(name: str, help_: str, values: Mapping[tuple[str, ...], float], *more: str) -> Metric:
-    family = CounterMetricFamily(f"vllm:{name}", help_, labels=(*LABELS, *more))
+def _gauge(name: str, help_: str, values: Values, *more: str) -> Metric:
+    return _filled(GaugeMetricFamily(f"vllm:{name}", help_, labels=(*LABELS, *more)), values)
+
+
+def _counter(name: str, help_: str, values: Values, *more: str) -> Metric:
+    return _filled(CounterMetricFamily(f"vllm:{name}", help_, labels=(*LABELS, *more)), values)
+
+
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Values) -> Metric:
     for (model, *rest), value in values.items():
         family.add_metric([model, ENGINE, *rest], value)
     return family

@@ -154,6 +154,7 @@ class TestVllmNames:
     #: What vLLM's published Grafana dashboard and its SLO tiles ask for.
     CLASSIC = (
         *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"),
+        "num_requests_waiting_by_reason",
         *("prompt_tokens_total", "generation_tokens_total", "request_success_total"),
         *("e2e_request_latency_seconds_bucket", "e2e_request_latency_seconds_sum"),
         *("inter_token_latency_seconds_bucket", "inter_token_latency_seconds_count"),
