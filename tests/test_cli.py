@@ -19,7 +19,8 @@ from typer.testing import CliRunner, Result
 
 from mlxd import __version__
 from mlxd.cli.client import parse_url
-from mlxd.cli.commands import EXIT_REFUSED, EXIT_UNREACHABLE, app
+from mlxd.cli.commands import app
+from mlxd.cli.common import EXIT_REFUSED, EXIT_UNREACHABLE
 from mlxd.config import TcpAddress, UnixAddress
 from mlxd.operations import (
     DaemonStatus,
@@ -29,6 +30,7 @@ from mlxd.operations import (
     LiveRequests,
     ModelStatus,
     PhaseStatus,
+    RequestStatus,
 )
 from mlxd.plan import Plan
 from mlxd.wire import Blas
@@ -58,6 +60,9 @@ STATUS = DaemonStatus(
         )
     ],
 )
+
+
+REQUEST = RequestStatus("r-1", "tiny", "alice", "serial", "seed", "waiting", 1.5, 3, 0)
 
 
 def run(*arguments: str, env: dict[str, str] | None = None) -> Result:
@@ -101,6 +106,7 @@ class FakeDaemon:
                 self.end_headers()
                 self.wfile.write(daemon.content)
 
+            do_DELETE = do_GET  # noqa: N815
             do_POST = do_GET  # noqa: N815 - http.server finds it by this name
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's
@@ -336,6 +342,45 @@ class TestClients:
 
         assert "mlxd 9.9: ready" in result.stdout
         assert daemon.calls == [("POST", "/admin/resume", {"model": None})]
+
+    @pytest.mark.parametrize("command", ["load", "unload", "restart"])
+    def test_a_models_engine_comes_and_goes(
+        self, daemon: FakeDaemon, url: str, command: str
+    ) -> None:
+        """Its state afterwards is printed, with the reason where it failed."""
+        daemon.answers(STATUS.models[0])
+
+        result = run(command, "tiny", "--url", url)
+
+        assert result.stdout == "tiny: failed: out of [memory]\n"
+        assert daemon.calls == [("POST", f"/admin/models/tiny/{command}", None)]
+
+    def test_requests_are_listed(self, daemon: FakeDaemon, url: str) -> None:
+        """Who runs, who waits, for how long."""
+        daemon.answers({"requests": [REQUEST]})
+
+        result = run("requests", "--url", url, env={"COLUMNS": "200"})
+
+        for cell in ("r-1", "tiny", "alice", "serial, seed", "waiting", "1.5"):
+            assert cell in result.stdout
+        daemon.answers({"requests": []})
+        assert run("requests", "--url", url).stdout == "no requests\n"
+
+    def test_one_request_is_ended(self, daemon: FakeDaemon, url: str) -> None:
+        """By its id."""
+        daemon.answers({"cancelled": 1})
+
+        assert run("cancel", "r-1", "--url", url).stdout == "1 ended\n"
+        assert daemon.calls == [("DELETE", "/admin/requests/r-1", None)]
+
+    def test_top_shows_models_and_requests(self, daemon: FakeDaemon, url: str) -> None:
+        """As often as it is told to."""
+        daemon.answers({**msgspec.to_builtins(STATUS), "requests": [REQUEST]})
+
+        result = run("top", "--count", "2", "--interval", "0.1", "--url", url)
+
+        assert result.exit_code == 0
+        assert [call[1] for call in daemon.calls] == ["/admin/status", "/admin/requests"] * 2
 
     def test_reload_prints_the_plan(self, daemon: FakeDaemon, url: str) -> None:
         """What changes, and which keys are the cause."""

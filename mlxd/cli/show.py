@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from mlxd.operations import DrainReport, LaneCounts
+from mlxd.operations import DrainReport, LaneCounts, RequestStatus
 from mlxd.plan import Plan
 from mlxd.wire import Blas
 
@@ -47,26 +48,38 @@ class _Daemon(msgspec.Struct):
     models: list[_Model]
 
 
+class _Requests(msgspec.Struct):
+    requests: list[RequestStatus]
+
+
 _COLORS = {"ready": "green", "failed": "red", "draining": "yellow"}
 
 
 def status(body: dict[str, Any], out: Console) -> None:
     """One line for the daemon, one row for each model, and why those that failed did."""
-    daemon = msgspec.convert(body, _Daemon)
-    reloading = ", reloading" if daemon.reloading else ""
-    out.print(
-        f"mlxd {daemon.version}: {_colored(daemon.state)}{reloading}, config {daemon.config_etag}",
-        highlight=False,
-    )
-    table = Table(box=None, header_style="bold")
-    for heading in ("MODEL", "STATE", "RUNNING", "WAITING", "MEMORY", "ENGINE", "RESTARTS"):
-        table.add_column(heading)
-    for model in daemon.models:
-        table.add_row(*_row(model))
-    out.print(table)
-    for model in daemon.models:
-        if model.reason is not None:
-            out.print(f"{model.id}: {escape(model.reason)}", highlight=False)
+    out.print(_status(body), highlight=False)
+
+
+def model(body: dict[str, Any], out: Console) -> None:
+    """One model's state, and why it failed."""
+    one = msgspec.convert(body, _Model)
+    reason = "" if one.reason is None else f": {escape(one.reason)}"
+    out.print(f"{one.id}: {_colored(one.state)}{reason}", highlight=False)
+
+
+def requests(body: dict[str, Any], out: Console) -> None:
+    """One row for each request."""
+    out.print(_requests(body), highlight=False)
+
+
+def cancelled(body: dict[str, Any], out: Console) -> None:
+    """How many were ended."""
+    out.print(f"{body.get('cancelled')} ended", highlight=False)
+
+
+def overview(status_body: dict[str, Any], requests_body: dict[str, Any]) -> RenderableType:
+    """What `status` and `requests` show, as one picture."""
+    return Group(_status(status_body), "", _requests(requests_body))
 
 
 def drained(body: dict[str, Any], out: Console) -> None:
@@ -86,6 +99,7 @@ def plan(body: dict[str, Any], out: Console) -> None:
         *(f"remove {model}" for model in changes.remove),
         *(f"replace {model}: {', '.join(keys)}" for model, keys in changes.replace.items()),
         *(f"retune {model}: {', '.join(keys)}" for model, keys in changes.retune.items()),
+        *(f"undo {model}: {', '.join(keys)}" for model, keys in changes.undo.items()),
         *(f"change server: {key}" for key in changes.server),
         *(f"change admin: {key}" for key in changes.admin),
         *(f"change metrics: {key}" for key in changes.metrics),
@@ -93,6 +107,48 @@ def plan(body: dict[str, Any], out: Console) -> None:
     ]
     for line in lines or ["nothing changes"]:
         out.print(line, highlight=False, markup=False)
+
+
+def _status(body: dict[str, Any]) -> RenderableType:
+    daemon = msgspec.convert(body, _Daemon)
+    reloading = ", reloading" if daemon.reloading else ""
+    first = (
+        f"mlxd {daemon.version}: {_colored(daemon.state)}{reloading}, config {daemon.config_etag}"
+    )
+    headings = ("MODEL", "STATE", "RUNNING", "WAITING", "MEMORY", "ENGINE", "RESTARTS")
+    table = _table(headings, [_row(model) for model in daemon.models])
+    failed = [
+        f"{model.id}: {escape(model.reason)}" for model in daemon.models if model.reason is not None
+    ]
+    return Group(first, table, *failed)
+
+
+def _requests(body: dict[str, Any]) -> RenderableType:
+    listed = msgspec.convert(body, _Requests).requests
+    headings = ("REQUEST", "MODEL", "CALLER", "LANE", "STATE", "SECONDS", "PROMPT", "GENERATED")
+    rows = [
+        [
+            escape(request.id),
+            request.model,
+            escape(request.caller or ""),
+            f"{request.lane}, {request.reason}",
+            request.state,
+            f"{request.seconds:.1f}",
+            str(request.prompt_tokens),
+            str(request.generated_tokens),
+        ]
+        for request in listed
+    ]
+    return _table(headings, rows) if rows else "no requests"
+
+
+def _table(headings: Iterable[str], rows: Iterable[list[str]]) -> Table:
+    table = Table(box=None, header_style="bold")
+    for heading in headings:
+        table.add_column(heading)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def _row(model: _Model) -> list[str]:

@@ -175,6 +175,7 @@ class EngineLink:
         self._writer.transport.abort()
         self._force = (signal.SIGKILL,)
         self._signal(signal.SIGABRT)
+        self._signal(signal.SIGCONT)  # one that was stopped meets it now
 
     def _signal(self, number: signal.Signals) -> None:
         # Its whole session: a compiler that it started would keep its pipe open.

@@ -419,7 +419,7 @@ class TestLife:
         self, tmp_path: Path, model: ModelSettings, phase: str
     ):
         """A stopped process is killed within twice its phase's budget, and its work run again."""
-        env = {"FAKE_HANG": f"{phase}:{tmp_path / 'hung'}", "FAKE_BUDGET": "0.2"}
+        env = {"FAKE_HANG": f"{phase}:{tmp_path / 'hung'}", "FAKE_BUDGET": "1"}
         policy = PolicySettings(seed="serial")
         house = House(tmp_path, a=model.model_copy(update={"env": env, "policy": policy}))
 
