@@ -36,7 +36,7 @@ class FinishReason(StrEnum):
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """Sampling parameters of one request, every default resolved.
 
-    Filters apply in mlx-lm's order: top_p, min_p, top_k, then temperature.
+    Filters apply in mlx-lm's order: top_p, min_p, XTC, top_k, then temperature.
     """
 
     seed: int  # 64 bits unsigned; drawn by the daemon when the client set none
@@ -44,6 +44,9 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     top_p: float = 1.0  # 1 = off
     top_k: int = 0  # 0 = off
     min_p: float = 0.0  # 0 = off
+    xtc_probability: float = 0.0  # 0 = off
+    xtc_threshold: float = 0.1
+    xtc_special: list[int] = msgspec.field(default_factory=list)  # tokens that XTC never removes
     repetition_penalty: float = 1.0  # 1 = off
     repetition_context_size: int = 20
     presence_penalty: float = 0.0  # 0 = off

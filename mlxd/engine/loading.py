@@ -32,7 +32,7 @@ FALLBACK_CONTEXT = 8192
 #: Tokens of the call that shows what a model's caches look like.
 PROBE_TOKENS = 8
 #: Traits that this engine's batch lane can take with any model.
-BATCHABLE = ("seed",)
+BATCHABLE = ("seed", "logprobs", "penalties", "logit_bias")
 
 
 @dataclass(frozen=True, slots=True)

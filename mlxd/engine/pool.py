@@ -7,6 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from mlxd.engine.history import History
 from mlxd.engine.slots import LayerSpec
 
 #: Capacity classes are this far apart. A step reads only the columns in use, so
@@ -63,6 +64,7 @@ class Pool:
         self.layers = [spec.slots(spec, rung, capacity) for spec in layout]
         # The token that each slot feeds to the next step.
         self.tokens = mx.zeros((rung,), mx.uint32)
+        self.history = History(rung)
         self._taken: set[int] = set()
 
     @property
@@ -78,7 +80,8 @@ class Pool:
     @property
     def nbytes(self) -> int:
         """Bytes of all slots, taken or not."""
-        return self.rung * sum(spec.row_bytes(self.capacity) for spec in self.layout)
+        rows = self.rung * sum(spec.row_bytes(self.capacity) for spec in self.layout)
+        return rows + self.history.nbytes
 
     def take(self) -> int:
         """The lowest free slot. The pool must not be full."""
@@ -112,6 +115,7 @@ class Pool:
         """Copy one row from another pool, or from another slot of this one."""
         for layer, other in zip(self.layers, source.layers, strict=True):
             layer.move(slot, other, source_slot)
+        self.history.move(slot, source.history, source_slot)
         self.feed(slot, source.tokens[source_slot])
 
     def resize(self, rung: int) -> None:
@@ -120,6 +124,7 @@ class Pool:
             raise ValueError(f"a taken slot lies beyond rung {rung}")
         padding = mx.zeros((max(0, rung - self.rung),), mx.uint32)
         self.tokens = mx.concatenate([self.tokens[:rung], padding])
+        self.history.resize(rung)
         for layer in self.layers:
             layer.resize(rung)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from mlxd.wire import BatchTuning, Submit, TokenLogprobs
 
@@ -20,6 +20,14 @@ class Chunk:
     tokens: Sequence[int]
     start: int
     last: bool  # no chunk follows
+
+
+class Drawn(NamedTuple):
+    """The token that a step gave a row."""
+
+    row: int
+    token: int
+    logprobs: TokenLogprobs | None = None  # where the row asked
 
 
 class Runner(Protocol):
@@ -47,8 +55,8 @@ class Runner(Protocol):
     def decode(self, rows: Sequence[int]) -> None:
         """Enqueue one step of these seated rows."""
 
-    def collect(self) -> list[tuple[int, int]]:
-        """Wait for the oldest enqueued step: (row, token), rows released since included."""
+    def collect(self) -> list[Drawn]:
+        """Wait for the oldest enqueued step; rows released since are included."""
         ...
 
     def release(self, row: int) -> None:

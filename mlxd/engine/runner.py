@@ -9,20 +9,19 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
 from mlxd.engine import prefill, serial
 from mlxd.engine.loading import LoadedModel
 from mlxd.engine.pool import SMALLEST_CLASS, Pool, capacity_classes, columns_for, rung_for
-from mlxd.engine.port import Chunk, SerialSteps
+from mlxd.engine.port import Chunk, Drawn, SerialSteps
 from mlxd.engine.prefill import Prefilled
 from mlxd.engine.prefix import PrefixCache, batched
-from mlxd.engine.sampling import RowSampler, sample
+from mlxd.engine.sampling import Draw, RowSampler, observe, process, sample
+from mlxd.engine.seats import Part, Seat
 from mlxd.engine.slots import LayerSpec
 from mlxd.engine.step import Forward, forward
 from mlxd.wire import BatchTuning, Submit
@@ -31,24 +30,6 @@ from mlxd.wire import BatchTuning, Submit
 SHRINK_AFTER = 32
 #: A joining row gets a class that holds this many more tokens, or its limit.
 HEADROOM = 64
-
-
-@dataclass(slots=True)
-class Seat:
-    """Where a decoding row sits. Owned by the runner."""
-
-    pool: Pool
-    slot: int
-    position: int  # column that the row's next step writes
-    sampler: RowSampler
-
-
-@dataclass(frozen=True, slots=True)
-class Enqueued:
-    """A step on its way: which rows are in it and where their tokens will stand."""
-
-    rows: list[int]
-    parts: list[tuple[mx.array, list[int]]]  # tokens of a pool, slots of `rows` in order
 
 
 class Runner:
@@ -74,7 +55,7 @@ class Runner:
         self._slack: dict[int, int] = {}  # capacity -> steps that its pool was too wide
         self._prefilled: dict[int, Prefilled] = {}
         self._seats: dict[int, Seat] = {}
-        self._enqueued: deque[Enqueued] = deque()
+        self._enqueued: deque[list[Part]] = deque()
         self._serial: list[Any] = []  # the serial lane's caches
         self._prefixes: PrefixCache | None = None
         if PrefixCache.supports(self._layout):
@@ -141,7 +122,10 @@ class Runner:
             pool.join(slot, state.caches, state.row, state.length, request.prompt[-1])
             self._remember(request.prompt[: state.length], state)
         sampler = RowSampler.of(request.sampling, self._vocab_size)
-        self._seats[row] = Seat(pool, slot, length - 1, sampler)
+        # The last token is fed to the first step, which adds it.
+        window = min(sampler.window, length + request.max_tokens)
+        pool.history.join(slot, request.prompt[max(0, length - 1 - window) : -1] if window else [])
+        self._seats[row] = Seat(pool, slot, length - 1, sampler, window)
 
     def _remember(self, tokens: Sequence[int], state: Prefilled) -> None:
         """Put a prompt's state into the prefix cache; a cache that fails is given up."""
@@ -170,24 +154,17 @@ class Runner:
             if seat.position >= seat.pool.capacity:
                 self._move_up(seat)
         parts = []
-        ordered: list[int] = []
         for pool in list(self._pools.values()):
             inside = [row for row in rows if self._seats[row].pool is pool]
             if inside:
-                parts.append((self._step(pool, inside), [self._seats[r].slot for r in inside]))
-                ordered.extend(inside)
-        mx.async_eval([tokens for tokens, _slots in parts])
-        self._enqueued.append(Enqueued(ordered, parts))
+                parts.append(self._step(pool, inside))
+        mx.async_eval([part.arrays for part in parts])
+        self._enqueued.append(parts)
         self._shrink()
 
-    def collect(self) -> list[tuple[int, int]]:
-        """Wait for the oldest step on its way; (row, token) for each row that was in it."""
-        step = self._enqueued.popleft()
-        tokens: list[int] = []
-        for array, slots in step.parts:
-            values = np.array(array)
-            tokens.extend(int(values[slot]) for slot in slots)
-        return list(zip(step.rows, tokens, strict=True))
+    def collect(self) -> list[Drawn]:
+        """Wait for the oldest step on its way: a token for each row that was in it."""
+        return [drawn for part in self._enqueued.popleft() for drawn in part.read()]
 
     def reset(self) -> None:
         """After a failed step: drop every row's state, and what is on its way."""
@@ -198,11 +175,11 @@ class Runner:
         self._slack.clear()
         mx.clear_cache()
 
-    def _step(self, pool: Pool, rows: Sequence[int]) -> mx.array:
-        """Enqueue forward and sample of one pool; tokens [rung] of its slots."""
+    def _step(self, pool: Pool, rows: Sequence[int]) -> Part:
+        """Enqueue forward and sample of one pool."""
         positions = [0] * pool.rung
         samplers: list[RowSampler | None] = [None] * pool.rung
-        draws = [0.0] * pool.rung
+        draws = [Draw(0.0)] * pool.rung
         for row in rows:
             seat = self._seats[row]
             positions[seat.slot] = seat.position
@@ -214,8 +191,13 @@ class Runner:
             pool.tokens, mx.array(positions, dtype=mx.int32), pool.arrays()
         )
         pool.adopt(arrays)
+        # Here as in mlx-lm, penalties count the token that was just fed.
+        pool.history.fit(max(self._seats[row].window for row in rows))
+        pool.history.push(pool.tokens)
+        logits = process(logits, pool.history.tokens, samplers, [p + 1 for p in positions])
         pool.tokens = sample(logits, samplers, draws)
-        return pool.tokens
+        slots = {row: self._seats[row].slot for row in rows}
+        return Part(slots, pool.tokens, observe(logits, pool.tokens, samplers))
 
     def _compiled(self, columns: int) -> Forward:
         """The forward pass that reads `columns` columns, compiled once per shape."""

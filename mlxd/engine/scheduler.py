@@ -227,13 +227,13 @@ class Scheduler:
             rows = {row.id: row for row in self._on_the_way.popleft()}
             tokens: list[Token] = []
             ended: list[tuple[Row, FinishReason]] = []
-            for row_id, token in self.runner.collect():
-                row = rows[row_id]
+            for drawn in self.runner.collect():
+                row = rows[drawn.row]
                 if row not in self._decoding:
                     continue  # it ended after this step was enqueued
-                reason = row.take(token)
+                reason = row.take(drawn.token)
                 if reason is not FinishReason.STOP:
-                    tokens.append(Token(row_id, token))
+                    tokens.append(Token(row.id, drawn.token, drawn.logprobs))
                 if reason is not None:
                     ended.append((row, reason))
             self._report(Lane.BATCH, len(rows), tokens)

@@ -20,7 +20,7 @@ from mlxd.engine.pace import Pace
 from mlxd.engine.pool import SMALLEST_COLUMNS, rungs
 from mlxd.engine.port import Chunk
 from mlxd.engine.runner import Runner
-from mlxd.engine.sampling import RowSampler, sample
+from mlxd.engine.sampling import Draw, RowSampler, sample
 from mlxd.engine.slots import FullSpec
 from mlxd.wire import BatchTuning, Capabilities, Lane, Sampling, Submit
 
@@ -46,6 +46,9 @@ _PROGRAMS = (
     Sampling(seed=0, top_k=100, top_p=0.9),
     Sampling(seed=0),
     Sampling(seed=0, top_p=0.9),
+    Sampling(seed=0, top_k=2000),
+    Sampling(seed=0, top_k=2000, top_p=0.9),
+    Sampling(seed=0, xtc_probability=1.0),
 )
 
 
@@ -148,4 +151,4 @@ def _sample(loaded: LoadedModel, width: int) -> None:
     logits = mx.zeros((width, loaded.vocab_size), loaded.logits_dtype)
     for settings in _PROGRAMS:
         rows = [RowSampler.of(settings, loaded.vocab_size)] * width
-        mx.eval(sample(logits, rows, [0.0] * width))
+        mx.eval(sample(logits, rows, [Draw(0.0, xtc=settings.xtc_probability > 0)] * width))

@@ -53,7 +53,7 @@ async def prepare(
     Raises:
         BadRequest: a prompt or a parameter does not fit this model.
     """
-    sampling = resolve_sampling(request.sampling, served.sampling, served.capabilities)
+    sampling = resolve_sampling(request.sampling, served)
     calls: list[Call] = []
     for prompt in request.prompts:
         tokens = await prompt_tokens(prompt, served)
@@ -89,14 +89,13 @@ async def prepare(
     return calls
 
 
-def resolve_sampling(
-    asked: SamplingRequest, defaults: SamplingDefaults, capabilities: Capabilities
-) -> Sampling:
+def resolve_sampling(asked: SamplingRequest, served: Served) -> Sampling:
     """Every parameter a number: the client's, else the model's, else the built-in one.
 
     Raises:
         BadRequest: a bias on a token that the model does not have.
     """
+    capabilities, defaults, tokenizer = served.capabilities, served.sampling, served.tokenizer
     for token in asked.logit_bias:
         if not 0 <= token < capabilities.vocab_size:
             raise BadRequest(
@@ -111,6 +110,10 @@ def resolve_sampling(
         top_p=_given(asked.top_p, defaults.top_p),
         top_k=top_k if top_k < capabilities.vocab_size else 0,
         min_p=_given(asked.min_p, defaults.min_p),
+        xtc_probability=asked.xtc_probability,
+        xtc_threshold=asked.xtc_threshold,
+        # As in mlx-lm's server: without them an answer would not end, nor a line.
+        xtc_special=[*tokenizer.newline, *tokenizer.eos_token_ids] if asked.xtc_probability else [],
         repetition_penalty=asked.repetition_penalty,
         repetition_context_size=asked.repetition_context_size,
         presence_penalty=asked.presence_penalty,

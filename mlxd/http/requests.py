@@ -66,6 +66,8 @@ class SamplingRequest:
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
     repetition_penalty: float = 1.0
     repetition_context_size: int = 20
     presence_penalty: float = 0.0

@@ -110,7 +110,7 @@ class _Body(Part):
     top_k: int | None = Field(None, ge=0)
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
-    repetition_penalty: float = Field(1.0, gt=0)
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100)  # further out, logits overflow
     repetition_context_size: ContextSize = 20
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     presence_context_size: ContextSize = 20
@@ -122,7 +122,8 @@ class _Body(Part):
     metadata: Metadata | None = None
     service_tier: str | None = None
     priority: int = Field(0, ge=0)  # of the waiting line; up to what the caller's key allows
-    xtc_probability: Annotated[float, offered(lambda p: p == 0, "XTC sampling")] = 0.0
+    xtc_probability: float = Field(0.0, ge=0, le=1)
+    xtc_threshold: float = Field(0.1, ge=0, le=0.5)
 
     @property
     def limit(self) -> Limit | None:
@@ -137,6 +138,8 @@ class _Body(Part):
             top_k=self.top_k,
             min_p=self.min_p,
             seed=None if self.seed is None else self.seed % 2**64,
+            xtc_probability=self.xtc_probability,
+            xtc_threshold=self.xtc_threshold,
             repetition_penalty=self.repetition_penalty,
             repetition_context_size=self.repetition_context_size,
             presence_penalty=self.presence_penalty,

@@ -66,6 +66,8 @@ class Tokenizer:
         self._sanitized = {"sanitize_control_tokens": True} if is_jinja(wrapper) else {}
         self.eos_token_ids: frozenset[int] = frozenset(wrapper.eos_token_ids)
         self.vocab_size: int = len(wrapper)
+        #: Tokens of a line's end. Nobody else has the wrapper yet.
+        self.newline: tuple[int, ...] = tuple(wrapper.encode("\n", add_special_tokens=False))
 
     @classmethod
     async def load(cls, path: Path, *, trust_remote_code: bool) -> Tokenizer:

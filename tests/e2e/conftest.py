@@ -24,6 +24,8 @@ def base(starter_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     config.write_text(
         '[server]\nlisten = "127.0.0.1:0"\n[log]\nformat = "json"\n'
         f'[models.starter]\nsource = "{starter_path}"\naliases = ["default"]\ncontext = 2048\n'
+        # What the tests send to have the serial lane.
+        '[models.starter.policy]\nlogit_bias = "serial"\n'
     )
     command = [sys.executable, "-m", "mlxd", "serve", "--config", str(config)]
     log = (folder / "log").open("w+")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mlxd.engine.budgets import SLACK, WORK_FLOOR, work
 from mlxd.engine.pace import SMALLEST, Pace
-from mlxd.engine.port import Chunk, SerialSteps
+from mlxd.engine.port import Chunk, Drawn, SerialSteps
 from mlxd.engine.scheduler import FAILED_STEPS, Scheduler
 from mlxd.wire import (
     BatchTuning,
@@ -93,9 +93,9 @@ class FakeRunner:
         self.log.append(("decode", list(rows)))
         self.enqueued.append([(row, self._token(row)) for row in rows])
 
-    def collect(self) -> list[tuple[int, int]]:
+    def collect(self) -> list[Drawn]:
         self._maybe_fail("collect")
-        return self.enqueued.popleft()
+        return [Drawn(row, token) for row, token in self.enqueued.popleft()]
 
     def release(self, row: int) -> None:
         self.prefilled.pop(row, None)

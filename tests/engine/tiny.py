@@ -19,7 +19,7 @@ from mlxd.engine.pool import SMALLEST_CLASS
 from mlxd.engine.runner import Runner
 from mlxd.engine.scheduler import Scheduler
 from mlxd.engine.slots import layout_of
-from mlxd.wire import BatchTuning, Finished, Lane, Sampling, Step, Submit
+from mlxd.wire import BatchTuning, Finished, Lane, Sampling, Step, Submit, TokenLogprobs
 
 VOCAB = 97
 WINDOW = 16
@@ -249,6 +249,7 @@ class Engine:
         self.runner = Runner(model, tuning, smallest_class)
         self.scheduler = Scheduler(self.runner, tuning, FREE, lambda: float(clock()))
         self.tokens: dict[int, list[int]] = {}
+        self.logprobs: dict[int, list[TokenLogprobs | None]] = {}
         self.finished: dict[int, Finished] = {}
 
     def submit(
@@ -263,6 +264,7 @@ class Engine:
     ) -> None:
         """Send a request."""
         self.tokens[number] = []
+        self.logprobs[number] = []
         self.scheduler.submit(Submit(number, lane, list(tokens), count, list(eos), sampling))
 
     def step(self) -> None:
@@ -271,6 +273,7 @@ class Engine:
             if isinstance(event, Step):
                 for token in event.tokens:
                     self.tokens[token.id].append(token.token)
+                    self.logprobs[token.id].append(token.logprobs)
             elif isinstance(event, Finished):
                 assert event.id not in self.finished, "a request ended twice"
                 self.finished[event.id] = event

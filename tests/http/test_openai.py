@@ -218,13 +218,21 @@ async def test_what_the_client_sent_reaches_the_engine(
         seed=-1,
         presence_penalty=0.5,
         logit_bias={"5": -100},
-        extra_body={"top_k": 40, "min_p": 0.1, "repetition_context_size": 64},
+        extra_body={
+            "top_k": 40,
+            "min_p": 0.1,
+            "repetition_context_size": 64,
+            "xtc_probability": 0.5,
+            "xtc_threshold": 0.2,
+        },
     )
     generation = gateway.generation
     sampling = generation.sampling
     assert (sampling.temperature, sampling.seed, sampling.top_k) == (0.5, 2**64 - 1, 40)
     assert (sampling.min_p, sampling.repetition_context_size) == (0.1, 64)
     assert sampling.logit_bias == {5: -100.0}
+    assert (sampling.xtc_probability, sampling.xtc_threshold) == (0.5, 0.2)
+    assert set(sampling.xtc_special) == {198, 2}  # a line's end, and the end of the answer
     assert generation.traits == {"seed", "penalties", "logit_bias"}
     assert (generation.max_tokens, sorted(generation.eos)) == (512, [2])
 

@@ -36,7 +36,7 @@ OUT_OF_RANGE: dict[str, list[object]] = {
     "top_p": [0, 2, -0.5, True],
     "top_k": [-1, 1.5, True],
     "min_p": [-0.1, 1.1],
-    "repetition_penalty": [0, -1],
+    "repetition_penalty": [0, -1, 1e-300, 1e300],
     "presence_penalty": [-2.1, 2.1],
     "frequency_penalty": [-2.1, "0"],
     "repetition_context_size": [0, -1, 1.5, 2**20 + 1, 2**63, 2**64],
@@ -52,8 +52,9 @@ OUT_OF_RANGE: dict[str, list[object]] = {
     "stream": [1, "true"],
     "stream_options": [True, []],
     "model": [5, True, ["m"]],
-    "xtc_probability": [0.5],
     "priority": [-1, 1.5, "1", True],
+    "xtc_probability": [-0.1, 1.1, "1"],
+    "xtc_threshold": [-0.1, 0.51, True],
 }
 
 
