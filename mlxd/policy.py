@@ -48,7 +48,6 @@ def request_traits(
     sampling: Sampling,
     *,
     seed_set: bool,
-    structured: bool = False,
     adapter: bool = False,
     images: bool = False,
 ) -> frozenset[str]:
@@ -67,7 +66,7 @@ def request_traits(
             or sampling.frequency_penalty != 0.0
         ),
         "logit_bias": any(bias != 0 for bias in sampling.logit_bias.values()),
-        "structured": structured,
+        "structured": sampling.grammar is not None,
         "adapter": adapter,
         "images": images,
     }

@@ -54,6 +54,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     frequency_penalty: float = 0.0  # 0 = off
     frequency_context_size: int = 20
     logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
+    grammar: str | None = None  # of mlxd.grammar; what the answer must be
     # None = no log-probabilities; 0 = the chosen token's; k = the k best as well.
     logprobs: int | None = None
 
@@ -156,6 +157,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     serial_only: str | None
     # The traits of SPEC 1 that the batch lane can take with this model.
     batchable: list[str]
+    structured: bool = False  # whether either lane can follow a grammar
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

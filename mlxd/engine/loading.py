@@ -14,6 +14,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
+from mlxd.engine.constraint import Constraints
 from mlxd.engine.slots import LayerSpec, layout_of
 from mlxd.wire import Start
 
@@ -32,7 +33,7 @@ FALLBACK_CONTEXT = 8192
 #: Tokens of the call that shows what a model's caches look like.
 PROBE_TOKENS = 8
 #: Traits that this engine's batch lane can take with any model.
-BATCHABLE = ("seed", "logprobs", "penalties", "logit_bias")
+BATCHABLE = ("seed", "logprobs", "penalties", "logit_bias", "structured")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class LoadedModel:
     logits_dtype: mx.Dtype
     weight_bytes: int
     seconds: float
+    constraints: Constraints | None = None  # None = no structured output, in either lane
 
 
 def load(start: Start) -> LoadedModel:
@@ -70,6 +72,7 @@ def load(start: Start) -> LoadedModel:
         cache_classes=sorted({type(cache).__name__ for cache in caches}),
         layout=layout_of(caches),
         logits_dtype=logits_dtype,
+        constraints=Constraints.of_folder(path, vocab_size),
         weight_bytes=sum(array.nbytes for array in _weights(model).values()),
         seconds=time.perf_counter() - began,
     )

@@ -28,6 +28,7 @@ class Drawn(NamedTuple):
     row: int
     token: int
     logprobs: TokenLogprobs | None = None  # where the row asked
+    error: str | None = None  # why the row cannot go on; the token then means nothing
 
 
 class Runner(Protocol):

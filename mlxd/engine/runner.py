@@ -15,13 +15,14 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
 from mlxd.engine import prefill, serial
+from mlxd.engine.constraint import Constraint
 from mlxd.engine.loading import LoadedModel
 from mlxd.engine.pool import SMALLEST_CLASS, Pool, capacity_classes, columns_for, rung_for
 from mlxd.engine.port import Chunk, Drawn, SerialSteps
 from mlxd.engine.prefill import Prefilled
 from mlxd.engine.prefix import PrefixCache, batched
 from mlxd.engine.sampling import Draw, RowSampler, observe, process, sample
-from mlxd.engine.seats import Part, Seat
+from mlxd.engine.seats import Part, Seat, constrained
 from mlxd.engine.slots import LayerSpec
 from mlxd.engine.step import Forward, forward
 from mlxd.wire import BatchTuning, Submit
@@ -45,6 +46,7 @@ class Runner:
         """
         self._model = loaded.model
         self._vocab_size = loaded.vocab_size
+        self._constraints = loaded.constraints
         self._layout: list[LayerSpec] = loaded.layout or []
         self._classes = capacity_classes(loaded.context, smallest_class)
         #: Whether the step can be compiled; warm-up finds out.
@@ -125,7 +127,17 @@ class Runner:
         # The last token is fed to the first step, which adds it.
         window = min(sampler.window, length + request.max_tokens)
         pool.history.join(slot, request.prompt[max(0, length - 1 - window) : -1] if window else [])
-        self._seats[row] = Seat(pool, slot, length - 1, sampler, window)
+        constraint = self._constraint(request)
+        self._seats[row] = Seat(pool, slot, length - 1, sampler, window, constraint, length)
+
+    def _constraint(self, request: Submit) -> Constraint | None:
+        """The request's grammar at its start; the daemon sends none that cannot be had."""
+        text = request.sampling.grammar
+        if text is None:
+            return None
+        if self._constraints is None:
+            raise ValueError("this model has no structured output")
+        return self._constraints.of(text, request.eos)
 
     def _remember(self, tokens: Sequence[int], state: Prefilled) -> None:
         """Put a prompt's state into the prefix cache; a cache that fails is given up."""
@@ -195,9 +207,11 @@ class Runner:
         pool.history.fit(max(self._seats[row].window for row in rows))
         pool.history.push(pool.tokens)
         logits = process(logits, pool.history.tokens, samplers, [p + 1 for p in positions])
+        seats = {row: self._seats[row] for row in rows}
+        logits, errors = constrained(logits, pool.tokens, seats)
         pool.tokens = sample(logits, samplers, draws)
-        slots = {row: self._seats[row].slot for row in rows}
-        return Part(slots, pool.tokens, observe(logits, pool.tokens, samplers))
+        slots = {row: seat.slot for row, seat in seats.items()}
+        return Part(slots, pool.tokens, observe(logits, pool.tokens, samplers), errors)
 
     def _compiled(self, columns: int) -> Forward:
         """The forward pass that reads `columns` columns, compiled once per shape."""
@@ -281,6 +295,9 @@ class Runner:
         self.rest()
         self._serial = make_prompt_cache(self._model)
         try:
-            yield from serial.generate(self._model, self._vocab_size, request, chunk, self._serial)
+            constraint = self._constraint(request)
+            yield from serial.generate(
+                self._model, self._vocab_size, request, chunk, self._serial, constraint
+            )
         finally:
             self._serial = []

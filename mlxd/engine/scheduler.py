@@ -231,6 +231,9 @@ class Scheduler:
                 row = rows[drawn.row]
                 if row not in self._decoding:
                     continue  # it ended after this step was enqueued
+                if drawn.error is not None:
+                    self._end(row, FinishReason.ERROR, drawn.error)
+                    continue
                 reason = row.take(drawn.token)
                 if reason is not FinishReason.STOP:
                     tokens.append(Token(row.id, drawn.token, drawn.logprobs))

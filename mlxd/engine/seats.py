@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 
+from mlxd.engine.constraint import Constraint, constrain
 from mlxd.engine.pool import Pool
 from mlxd.engine.port import Drawn
 from mlxd.engine.sampling import Observed, RowSampler
@@ -21,6 +23,8 @@ class Seat:
     position: int  # column that the row's next step writes
     sampler: RowSampler
     window: int  # its last tokens that penalties look at
+    constraint: Constraint | None  # the grammar that it must follow
+    prompt: int  # tokens of its prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,7 @@ class Part:
     slots: dict[int, int]  # row -> its slot
     tokens: mx.array  # [rung]
     observed: Observed | None
+    errors: dict[int, str]  # row -> why it cannot go on
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -41,5 +46,36 @@ class Part:
         tokens = np.array(self.tokens)
         logprobs = {} if self.observed is None else self.observed.read()
         return [
-            Drawn(row, int(tokens[slot]), logprobs.get(slot)) for row, slot in self.slots.items()
+            Drawn(row, int(tokens[slot]), logprobs.get(slot), self.errors.get(row))
+            for row, slot in self.slots.items()
         ]
+
+
+def constrained(
+    logits: mx.array, fed: mx.array, seats: Mapping[int, Seat]
+) -> tuple[mx.array, dict[int, str]]:
+    """Make the rows of a pool follow their grammars.
+
+    Args:
+        logits: [slots, vocabulary], of a step whose rows are at their new positions.
+        fed: uint32 [slots], the tokens that the step was fed.
+        seats: the rows in the step.
+
+    Returns:
+        The logits, and why some rows cannot go on.
+    """
+    found = {
+        row: (seat, seat.constraint) for row, seat in seats.items() if seat.constraint is not None
+    }
+    if not found:
+        return logits, {}
+    # The forward pass runs while the host waits for the tokens that it was fed, and
+    # finds what may follow them.
+    mx.async_eval(logits)
+    tokens = np.array(fed)
+    for seat, constraint in found.values():
+        if seat.position > seat.prompt:  # else it was fed its prompt's last token
+            constraint.advance(int(tokens[seat.slot]))
+    logits = constrain(logits, {seat.slot: constraint for seat, constraint in found.values()})
+    errors = {row: constraint.error for row, (_seat, constraint) in found.items()}
+    return logits, {row: error for row, error in errors.items() if error is not None}

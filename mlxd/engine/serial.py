@@ -18,6 +18,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import make_logits_processors
 
 from mlxd.engine import prefill
+from mlxd.engine.constraint import Constraint, constrain
 from mlxd.engine.port import SerialSteps
 from mlxd.engine.sampling import RowSampler, sample
 from mlxd.wire import Sampling, Submit, TokenLogprobs
@@ -26,7 +27,12 @@ Processor = Callable[[mx.array, mx.array], mx.array]
 
 
 def generate(
-    model: nn.Module, vocab_size: int, request: Submit, chunk: int, caches: list[Any]
+    model: nn.Module,
+    vocab_size: int,
+    request: Submit,
+    chunk: int,
+    caches: list[Any],
+    constraint: Constraint | None,
 ) -> SerialSteps:
     """Yield None after each prefill chunk, then (token, its log-probabilities).
 
@@ -35,6 +41,7 @@ def generate(
 
     Args:
         caches: the model's own, empty; updated in place.
+        constraint: the request's grammar.
     """
     prompt = mx.array(request.prompt, dtype=mx.uint32)
     for start in range(0, len(request.prompt) - 1, chunk):
@@ -47,7 +54,10 @@ def generate(
         model,
         max_tokens=request.max_tokens,
         sampler=_sampler(request, vocab_size),
-        logits_processors=_processors(request.sampling, prompt[:-1]),
+        logits_processors=[
+            *_processors(request.sampling, prompt[:-1]),
+            *([_follows(constraint)] if constraint is not None else []),
+        ],
         prompt_cache=caches,
     )
     for chosen, logprobs in steps:
@@ -90,6 +100,18 @@ def _processors(sampling: Sampling, prefix: mx.array) -> list[Processor]:
         return lambda tokens, logits: processor(mx.concatenate([prefix, tokens]), logits)
 
     return [over_everything(processor) for processor in made]
+
+
+def _follows(constraint: Constraint) -> Processor:
+    """The grammar as a processor, which is shown the last prompt token and the answer."""
+
+    def processor(tokens: mx.array, logits: mx.array) -> mx.array:
+        constraint.follow(np.array(tokens)[1:].tolist())
+        if constraint.error is not None:
+            raise ValueError(constraint.error)
+        return constrain(logits, {0: constraint})
+
+    return processor
 
 
 def _unless(neutral: float, value: float) -> float | None:

@@ -87,6 +87,7 @@ def run(runner: Runner, loaded: LoadedModel, tuning: BatchTuning) -> WarmedUp:
         cache_classes=loaded.cache_classes,
         serial_only=serial_only,
         batchable=list(BATCHABLE),
+        structured=loaded.constraints is not None,
     )
     return WarmedUp(capabilities, pace, time.perf_counter() - began)
 

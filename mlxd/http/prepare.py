@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +11,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from mlxd.errors import BadRequest
+from mlxd.grammar import of_schema
 from mlxd.http.requests import (
     ChatPrompt,
+    JsonFormat,
     Limit,
     Prompt,
     SamplingRequest,
@@ -53,7 +56,8 @@ async def prepare(
     Raises:
         BadRequest: a prompt or a parameter does not fit this model.
     """
-    sampling = resolve_sampling(request.sampling, served)
+    grammar = await _grammar(request.format, served.capabilities)
+    sampling = resolve_sampling(request.sampling, served, grammar)
     calls: list[Call] = []
     for prompt in request.prompts:
         tokens = await prompt_tokens(prompt, served)
@@ -89,7 +93,7 @@ async def prepare(
     return calls
 
 
-def resolve_sampling(asked: SamplingRequest, served: Served) -> Sampling:
+def resolve_sampling(asked: SamplingRequest, served: Served, grammar: str | None) -> Sampling:
     """Every parameter a number: the client's, else the model's, else the built-in one.
 
     Raises:
@@ -122,6 +126,7 @@ def resolve_sampling(asked: SamplingRequest, served: Served) -> Sampling:
         frequency_context_size=asked.frequency_context_size,
         logit_bias=dict(asked.logit_bias),
         logprobs=asked.logprobs,
+        grammar=grammar,
     )
 
 
@@ -131,6 +136,21 @@ def _given(asked: N | None, default: N) -> N:
 
 def _own_seed(sampling: Sampling, number: int) -> Sampling:
     return msgspec.structs.replace(sampling, seed=(sampling.seed + number) % 2**64)
+
+
+async def _grammar(asked: JsonFormat | None, capabilities: Capabilities) -> str | None:
+    """The grammar of an enforced format, off the event loop: a schema can be large.
+
+    Raises:
+        BadRequest: the schema cannot be used, or no format can be enforced here.
+    """
+    if asked is None:
+        return None
+    if not capabilities.structured:
+        raise BadRequest(
+            "this model's tokenizer does not allow an enforced response format", param=asked.param
+        )
+    return await asyncio.to_thread(of_schema, asked.schema, asked.param)
 
 
 async def prompt_tokens(prompt: Prompt, served: Served) -> Sequence[int]:

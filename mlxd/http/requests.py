@@ -87,6 +87,14 @@ class BestOf:
 
 
 @dataclass(frozen=True, slots=True)
+class JsonFormat:
+    """The answer must be JSON of this schema, which is not yet checked."""
+
+    schema: Mapping[str, Any]
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
 class TextRequest:
     """One request for text, whichever protocol it came by."""
 
@@ -96,6 +104,7 @@ class TextRequest:
     limit: Limit | None
     stops: tuple[str, ...]
     stream: bool
+    format: JsonFormat | None = None  # None = any text
     include_usage: bool = False  # in a stream, at its end
     priority: int = 0  # higher first
     answers: int = 1  # generated for each prompt

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from mlxd.errors import BadRequest
+from mlxd.http.formats import ResponseFormat
 from mlxd.http.messages import parse_messages
 from mlxd.http.parts import (
     Effort,
@@ -88,15 +89,6 @@ class StreamOptions(Part):
     include_usage: bool = False
 
 
-class ResponseFormat(Part):
-    """`response_format`; enforced formats are refused, not ignored."""
-
-    type: Annotated[
-        Literal["text"],
-        offered(lambda kind: kind not in ("json_object", "json_schema"), "structured output"),
-    ]
-
-
 class _Body(Part):
     """The fields that chat and completions share."""
 
@@ -122,6 +114,7 @@ class _Body(Part):
     metadata: Metadata | None = None
     service_tier: str | None = None
     priority: int = Field(0, ge=0)  # of the waiting line; up to what the caller's key allows
+    response_format: ResponseFormat = ResponseFormat(type="text")
     xtc_probability: float = Field(0.0, ge=0, le=1)
     xtc_threshold: float = Field(0.1, ge=0, le=0.5)
 
@@ -157,6 +150,7 @@ class _Body(Part):
             prompts=prompts,
             answers=self.n,
             sampling=self.sampling(logprobs),
+            format=self.response_format.enforced,
             limit=self.limit,
             stops=self.stop,
             stream=self.stream,
@@ -184,7 +178,6 @@ class ChatBody(_Body):
         list[str], offered(lambda kinds: kinds in ([], ["text"]), "an answer other than text")
     ] = Field(default_factory=list)
     reasoning_effort: Effort | None = None
-    response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import aiohttp
@@ -248,6 +249,30 @@ async def test_logprobs_have_one_entry_per_token_and_the_choice_among_the_best(
     for entry in logprobs.content:
         assert len(entry.top_logprobs) == 5
         assert entry.logprob == max(top.logprob for top in entry.top_logprobs) <= 0
+
+
+@LANES
+async def test_an_answer_in_a_schema_is_a_document_of_it(base: str, extra: dict[str, Any]) -> None:
+    """Beside rows without one, whose text stays what it is; streamed and not, both the same."""
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}, "sure": {"type": "boolean"}},
+        "required": ["city", "sure"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    structured = {"response_format": form, "max_tokens": 64, **extra}
+    expected = (await ask(base, QUESTIONS[1]))[0]
+    document, plain = await asyncio.gather(
+        ask(base, QUESTIONS[0], **structured), ask(base, QUESTIONS[1])
+    )
+    assert plain[0] == expected
+    assert document[1:] == ("stop", "serial" if extra else "batch")
+    assert set(json.loads(document[0])) == {"city", "sure"}
+    assert await streamed(base, QUESTIONS[0], **structured) == document[:2]
+    cut = await ask(base, QUESTIONS[0], **{**structured, "max_tokens": 3})
+    assert cut[1] == "length"
+    assert document[0].startswith(cut[0])
 
 
 async def test_clients_that_leave_free_the_model_for_the_next(base: str) -> None:

@@ -13,6 +13,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models import cohere2, exaone4, gemma3_text, gpt_oss, llama, olmo3, qwen3
 from mlx_lm.models.cache import make_prompt_cache
 
+from mlxd.engine.constraint import Constraints
 from mlxd.engine.loading import PROBE_TOKENS, LoadedModel
 from mlxd.engine.pace import Pace
 from mlxd.engine.pool import SMALLEST_CLASS
@@ -199,7 +200,12 @@ MODELS = (
 )
 
 
-def loaded(model: nn.Module, context: int = 4096, seed: int = 0) -> LoadedModel:
+def loaded(
+    model: nn.Module,
+    context: int = 4096,
+    seed: int = 0,
+    constraints: Constraints | None = None,
+) -> LoadedModel:
     """The model with random float32 weights that make its greedy text wander."""
     mx.random.seed(seed)
     model.update(
@@ -214,7 +220,15 @@ def loaded(model: nn.Module, context: int = 4096, seed: int = 0) -> LoadedModel:
     mx.eval(model(mx.array([[0] * PROBE_TOKENS]), cache=caches))
     names = sorted({type(cache).__name__ for cache in caches})
     return LoadedModel(
-        model, VOCAB, context, names, layout_of(caches), mx.float32, weight_bytes=0, seconds=0.0
+        model,
+        VOCAB,
+        context,
+        names,
+        layout_of(caches),
+        mx.float32,
+        weight_bytes=0,
+        seconds=0.0,
+        constraints=constraints,
     )
 
 

@@ -174,6 +174,7 @@ def directory(
                 cache_classes=["KVCache"],
                 serial_only=None,
                 batchable=[],
+                structured=True,
             ),
             tokenizer=tokenizer,
             sampling=sampling or SamplingDefaults(),

@@ -254,6 +254,47 @@ async def test_values_that_change_nothing_carry_no_trait(
     assert gateway.generation.sampling.top_k == 0
 
 
+async def test_a_response_format_reaches_the_engine_as_a_grammar(
+    client: openai.AsyncOpenAI, gateway: FakeGateway
+) -> None:
+    """On both endpoints; it is a trait."""
+    schema: dict[str, object] = {
+        "type": "object",
+        "properties": {"a": {"enum": [None, 5]}},
+    }
+    await client.chat.completions.create(
+        model=MODEL,
+        messages=ASK,
+        response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+    )
+    by_schema = gateway.generation
+    await client.completions.create(
+        model=MODEL, prompt="Say:", extra_body={"response_format": {"type": "json_object"}}
+    )
+    for generation in (by_schema, gateway.generation):
+        assert generation.traits == {"structured"}
+        assert generation.sampling.grammar is not None
+    assert '"enum":[null,5]' in str(by_schema.sampling.grammar)
+
+
+async def test_a_schema_that_cannot_be_enforced_is_the_clients_error(
+    client: openai.AsyncOpenAI, gateway: FakeGateway
+) -> None:
+    """It names the field, and nothing is admitted."""
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.chat.completions.create(
+            model=MODEL,
+            messages=ASK,
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"type": "banana"}},
+            },
+        )
+    assert caught.value.param == "response_format.json_schema.schema"
+    assert "banana" in caught.value.message
+    assert gateway.tickets == []
+
+
 async def test_requests_without_a_seed_get_different_ones(
     client: openai.AsyncOpenAI, gateway: FakeGateway
 ) -> None:

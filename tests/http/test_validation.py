@@ -104,11 +104,35 @@ def test_chat_fields_out_of_range_are_refused_by_name(field: str, value: object)
     assert named.split("[")[0] == field
 
 
-@pytest.mark.parametrize("kind", ["json_object", "json_schema", "banana", None])
-def test_response_formats_other_than_text_are_refused(kind: str | None) -> None:
-    """None is enforced yet, so none may be ignored."""
-    named = refusal(CHAT | {"response_format": {"type": kind}}).param
-    assert named == "response_format.type"
+@pytest.mark.parametrize("body", [CHAT, TEXT], ids=["chat", "completions"])
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        ({"type": "banana"}, "response_format.type"),
+        ({"type": None}, "response_format.type"),
+        ({}, "response_format.type"),
+        ({"type": "json_schema"}, "response_format.json_schema"),
+        ({"type": "json_schema", "json_schema": {}}, "response_format.json_schema.name"),
+        (
+            {"type": "json_schema", "json_schema": {"name": "a b"}},
+            "response_format.json_schema.name",
+        ),
+        (
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": []}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            {"type": "json_schema", "json_schema": {"name": "a", "strict": "yes"}},
+            "response_format.json_schema.strict",
+        ),
+    ],
+    ids=str,
+)
+def test_a_response_format_that_is_none_is_refused_by_the_part_that_is_wrong(
+    body: dict[str, Any], value: object, named: str
+) -> None:
+    """On both endpoints."""
+    assert refusal(body | {"response_format": value}).param == named
 
 
 @pytest.mark.parametrize(
