@@ -28,7 +28,7 @@ class Request:
 
     prompt: str
     max_tokens: int
-    sampling: Mapping[str, float]
+    sampling: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from random import Random
+from typing import Any
 
 SUBJECTS = (
     *("a steam engine", "a lighthouse", "a violin", "a glacier", "a beehive", "a tidal mill"),
@@ -55,19 +56,30 @@ def long_prompt(random: Random, words: int) -> str:
     return f"Summarise the following text in one long paragraph. {text}"
 
 
-def greedy(_: Random) -> Mapping[str, float]:
+def greedy(_: Random) -> Mapping[str, Any]:
     """The most likely token, always."""
     return {"temperature": 0.0}
 
 
-def mixed(random: Random) -> Mapping[str, float]:
+def mixed(random: Random) -> Mapping[str, Any]:
     """Temperature, top_p and top_k, as different clients send them."""
     return {**mixed_open(random), "top_k": random.randint(20, 60)}
 
 
-def mixed_open(random: Random) -> Mapping[str, float]:
+def mixed_open(random: Random) -> Mapping[str, Any]:
     """Temperature and top_p alone, as most clients send them."""
     return {
         "temperature": round(random.uniform(0.5, 1.2), 4),
         "top_p": round(random.uniform(0.8, 0.99), 4),
+    }
+
+
+def penalised(random: Random) -> Mapping[str, Any]:
+    """What `mixed` sends, with penalties and a bias of its own."""
+    return {
+        **mixed(random),
+        "repetition_penalty": round(random.uniform(1.05, 1.3), 4),
+        "presence_penalty": round(random.uniform(0.1, 1.0), 4),
+        "frequency_penalty": round(random.uniform(0.1, 1.0), 4),
+        "logit_bias": {str(random.randint(1000, 20_000)): 2.0},
     }

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from mlxd.bench import prompts
 from mlxd.bench.figures import Figures, Metric, largest_gap, of_window
@@ -29,7 +30,7 @@ class ClosedLoop:
 
     about: str
     clients: int
-    sampling: Callable[[Random], Mapping[str, float]]
+    sampling: Callable[[Random], Mapping[str, Any]]
     max_tokens: int = 48
 
     def scripts(self, amount: Amount) -> list[list[Request]]:
@@ -133,6 +134,9 @@ MIXED = ClosedLoop(
 SCENARIOS: Mapping[str, Scenario] = {
     "mixed": MIXED,
     "mixed-open": ClosedLoop("the same with no top_k", 16, prompts.mixed_open),
+    "penalties": ClosedLoop(
+        "the first with penalties and a logit_bias of its own", 16, prompts.penalised
+    ),
     "greedy": ClosedLoop("16 clients, temperature 0", 16, prompts.greedy),
     "single": ClosedLoop("one client, temperature 0", 1, prompts.greedy),
     "long-join": LongJoin(f"a prompt of {LONG_WORDS:,} words joins four running streams"),
