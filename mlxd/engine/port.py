@@ -22,6 +22,10 @@ class Chunk:
     last: bool  # no chunk follows
 
 
+class RowFailed(Exception):
+    """A request of the serial lane cannot go on, and nothing else is wrong."""
+
+
 class Drawn(NamedTuple):
     """The token that a step gave a row."""
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from mlxd.engine import budgets
 from mlxd.engine.pace import SMALLEST, Pace
-from mlxd.engine.port import Chunk, Runner, SerialSteps
+from mlxd.engine.port import Chunk, RowFailed, Runner, SerialSteps
 from mlxd.engine.rows import Row, ended_waiting
 from mlxd.wire import (
     BatchTuning,
@@ -245,7 +245,11 @@ class Scheduler:
 
     def _advance_serial(self, row: Row, steps: SerialSteps) -> None:
         """One prefill chunk or one token of the serial request."""
-        result = next(steps)
+        try:
+            result = next(steps)
+        except RowFailed as error:
+            self._end_serial(FinishReason.ERROR, str(error))
+            return
         if result is None:
             computed = min(row.to_prefill, self.tuning.prefill_chunk)
             row.prefilled += computed

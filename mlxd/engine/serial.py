@@ -19,7 +19,7 @@ from mlx_lm.sample_utils import make_logits_processors
 
 from mlxd.engine import prefill
 from mlxd.engine.constraint import Constraint, constrain
-from mlxd.engine.port import SerialSteps
+from mlxd.engine.port import RowFailed, SerialSteps
 from mlxd.engine.sampling import RowSampler, sample
 from mlxd.wire import Sampling, Submit, TokenLogprobs
 
@@ -108,7 +108,7 @@ def _follows(constraint: Constraint) -> Processor:
     def processor(tokens: mx.array, logits: mx.array) -> mx.array:
         constraint.follow(np.array(tokens)[1:].tolist())
         if constraint.error is not None:
-            raise ValueError(constraint.error)
+            raise RowFailed(constraint.error)
         return constrain(logits, {0: constraint})
 
     return processor

@@ -38,7 +38,7 @@ PACE_TOKENS, PACE_DEPTH, PACE_PASSES = 96, 1024, 2
 WARM_COLUMNS = range(1, 5)
 
 _GREEDY = Sampling(seed=0, temperature=0.0)
-#: One set of settings for each compiled sampling program.
+#: Settings that together need every kernel that sampling compiles.
 _PROGRAMS = (
     Sampling(seed=0, top_k=40),
     Sampling(seed=0, top_k=40, top_p=0.9),
