@@ -110,11 +110,17 @@ class ClearCache(msgspec.Struct, frozen=True, tag=True):
     """Forget the prefix cache; what runs keeps its state."""
 
 
+class Budget(msgspec.Struct, frozen=True, tag=True):
+    """How much the rows' state and the prefix cache may take together, from now on."""
+
+    kv_bytes: int
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """End the process now. The daemon has drained before, if it wanted to."""
 
 
-ToEngine = Start | Submit | Cancel | Retune | ClearCache | Stop
+ToEngine = Start | Submit | Cancel | Retune | ClearCache | Budget | Stop
 
 
 # --- engine to daemon ---------------------------------------------------------
@@ -158,6 +164,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     # The traits of SPEC 1 that the batch lane can take with this model.
     batchable: list[str]
     structured: bool = False  # whether either lane can follow a grammar
+    # What a row costs: the tokens it can have at most, and its bytes; smallest first.
+    row_bytes: list[tuple[int, int]] = []
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -167,6 +175,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     load_seconds: float
     warmup_seconds: float
     weight_bytes: int
+    working_bytes: int = 0  # beside weights and KV, what computing takes at its peak
+    device_bytes: int = 0  # what models may take of this device where nobody says
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag=True):
@@ -180,6 +190,12 @@ class Started(msgspec.Struct, frozen=True, tag=True):
 
     id: int
     cached_tokens: int = 0  # prompt tokens whose state came from the prefix cache
+
+
+class Preempted(msgspec.Struct, frozen=True, tag=True):
+    """The row's state gave way to an older one's; it will be computed again, and go on."""
+
+    id: int
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
@@ -206,6 +222,7 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     tokens: list[Token]
     kv_bytes: int  # all pools and unfinished prefills together
     prefix_bytes: int = 0  # of the prefix cache
+    peak_bytes: int = 0  # the most that MLX held at any one time so far
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True):
@@ -227,7 +244,7 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
     prefilled_tokens: int = 0
 
 
-ToDaemon = Hello | Phase | Ready | LoadFailed | Started | Step | Finished
+ToDaemon = Hello | Phase | Ready | LoadFailed | Started | Preempted | Step | Finished
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -20,10 +20,10 @@ import mlx.core as mx
 
 from mlxd import wire
 from mlxd.blas import identify
-from mlxd.engine import attention, budgets, compiler, loading, warmup
+from mlxd.engine import attention, budgets, compiler, loading, memory, warmup
 from mlxd.engine.runner import Runner
 from mlxd.engine.scheduler import Scheduler
-from mlxd.wire import Cancel, ClearCache, Phase, Retune, Start, Stop, Submit
+from mlxd.wire import Budget, Cancel, ClearCache, Phase, Retune, Start, Stop, Submit
 
 #: Seconds without work after which memory that only rows need is given back.
 REST_AFTER = 5.0
@@ -136,10 +136,15 @@ def _serve(link: Link) -> int:
         except Exception as error:  # noqa: BLE001  # told to the daemon, which tells the operator
             link.send(wire.LoadFailed(f"{type(error).__name__}: {error}"))
             return 1
-        link.send(
-            wire.Ready(warmed.capabilities, loaded.seconds, warmed.seconds, loaded.weight_bytes),
-            Phase("idle", None),
+        ready = wire.Ready(
+            warmed.capabilities,
+            loaded.seconds,
+            warmed.seconds,
+            weight_bytes=loaded.weight_bytes,
+            working_bytes=warmed.working_bytes,
+            device_bytes=memory.of_device(),
         )
+        link.send(ready, Phase("idle", None))
         scheduler = Scheduler(runner, start.batch, warmed.pace, time.perf_counter)
         return _loop(link, scheduler, runner)
 
@@ -175,6 +180,8 @@ def _hear(message: wire.ToEngine, scheduler: Scheduler) -> None:
             scheduler.retune(batch)
         case ClearCache():
             scheduler.runner.clear_cache()
+        case Budget(kv_bytes):
+            scheduler.runner.limit(kv_bytes)
 
 
 def _hello() -> wire.Hello:

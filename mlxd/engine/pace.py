@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from mlxd.engine.port import Chunk
+from mlxd.engine.rows import Row
+from mlxd.wire import BatchTuning
 
 #: A prompt always advances by this much, however slow the machine or long its context.
 SMALLEST = 16
@@ -31,3 +36,34 @@ class Pace:
         """
         each = self.cost(start, most) / most if most else 0.0
         return most if each * most <= seconds else max(0, int(seconds / each))
+
+
+def plan(
+    rows: Iterable[Row], tuning: BatchTuning, pace: Pace, seconds: float
+) -> list[tuple[Row, Chunk]]:
+    """What one iteration prefills: at most one chunk per row, in order.
+
+    A prompt that fits in one chunk is not cut to use up what is left of the
+    limits: whole ones can be computed together.
+
+    Args:
+        rows: those that have tokens to prefill, first come first.
+        seconds: what the iteration may take, by the pace; the budget of tokens
+            counts besides.
+    """
+    budget = tuning.prefill_budget
+    planned: list[tuple[Row, Chunk]] = []
+    for row in rows:
+        start = row.prefilled
+        size = min(row.to_prefill, tuning.prefill_chunk)
+        if size == 0:
+            continue
+        fitting = pace.fitting(start, seconds, min(size, max(budget, 0)))
+        if planned and fitting < size:
+            break
+        size = min(size, max(fitting, SMALLEST))
+        tokens = row.context[start : start + size]
+        planned.append((row, Chunk(row.id, tokens, start, last=size == row.to_prefill)))
+        budget -= size
+        seconds -= pace.cost(start, size)
+    return planned

@@ -28,6 +28,11 @@ def capacity_classes(context: int, smallest: int = SMALLEST_CLASS) -> list[int]:
     return [*classes, context]
 
 
+def class_for(classes: Sequence[int], tokens: int) -> int:
+    """The smallest class that holds so many tokens, or the largest there is."""
+    return next((capacity for capacity in classes if capacity >= tokens), classes[-1])
+
+
 def rungs(width: int) -> list[int]:
     """Widths that a pool can have: powers of two, then the configured width."""
     return sorted({rung_for(rows, width) for rows in range(1, width + 1)})

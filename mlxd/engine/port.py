@@ -47,15 +47,35 @@ class Runner(Protocol):
     def clear_cache(self) -> None:
         """Forget what the prefix cache holds."""
 
-    def begin(self, row: int, prompt: Sequence[int]) -> int:
-        """Take what the prefix cache holds of a prompt; its first chunk starts behind that."""
+    def limit(self, kv_bytes: int) -> None:
+        """Allocate no more for rows and the prefix cache, from now on."""
+
+    def admits(self, tokens: int, remaining: int) -> bool:
+        """Whether the state of one more row fits into memory, beside what the others need.
+
+        Args:
+            tokens: what it has to be prefilled with.
+            remaining: tokens that it may be given.
+        """
+        ...
+
+    def begin(self, row: int, tokens: Sequence[int], remaining: int) -> int:
+        """Take what the prefix cache holds of these; the first chunk starts behind that."""
         ...
 
     def prefill(self, chunks: Sequence[Chunk]) -> None:
         """Enqueue these chunks of different rows. Failing, it leaves other rows as they were."""
 
-    def seat(self, row: int, request: Submit) -> None:
-        """Give a fully prefilled row its slot; it decodes from the next step on."""
+    def seat(self, row: int, request: Submit, given: Sequence[int]) -> None:
+        """Give a fully prefilled row its slot; it decodes from the next step on.
+
+        Args:
+            given: tokens that it was given before a preemption; they follow the prompt.
+        """
+
+    def can_step(self, rows: Sequence[int]) -> bool:
+        """Whether what one step of these seated rows allocates fits into memory."""
+        ...
 
     def decode(self, rows: Sequence[int]) -> None:
         """Enqueue one step of these seated rows."""
@@ -82,4 +102,9 @@ class Runner(Protocol):
     @property
     def prefix_bytes(self) -> int:
         """Bytes of the prefix cache."""
+        ...
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was allocated at any one time, weights included."""
         ...

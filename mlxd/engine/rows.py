@@ -1,22 +1,25 @@
-"""A request from its admission to its end, and its account."""
+"""A request from its submission to its end, and its account."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mlxd.wire import Finished, FinishReason, Submit
 
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One admitted request. The scheduler is its only writer."""
+    """One request in the engine. The scheduler is its only writer."""
 
     request: Submit
-    began: float
-    cached: int = 0  # prompt tokens that came from the prefix cache
-    prefilled: int = 0  # prompt tokens whose state exists or is on its way, cached ones included
+    turn: int | None = None  # its place in the order of admission; None before
+    began: float = 0.0
+    cached: int = 0  # prompt tokens that came from the prefix cache, at the first start
+    prefilled: int = 0  # leading tokens whose state exists or is on its way
+    computed: int = 0  # tokens that were computed in prefill, in all its starts
     enqueued: int = 0  # tokens whose computation was enqueued
-    generated: int = 0  # tokens read
+    given: list[int] = field(default_factory=list)  # tokens read
+    prefix: int = 0  # of these, the ones that were given before its last start
     decoding_since: float | None = None
 
     @property
@@ -25,9 +28,24 @@ class Row:
         return self.request.id
 
     @property
+    def generated(self) -> int:
+        """Tokens read."""
+        return len(self.given)
+
+    @property
+    def context(self) -> list[int]:
+        """What has to be prefilled: the prompt, and what was given before a preemption."""
+        return [*self.request.prompt, *self.given[: self.prefix]]
+
+    @property
     def to_prefill(self) -> int:
-        """Prompt tokens left; the last one is fed to the first decode step."""
-        return len(self.request.prompt) - 1 - self.prefilled
+        """Tokens left; the last one is fed to the first decode step."""
+        return len(self.request.prompt) + self.prefix - 1 - self.prefilled
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that it may still be given."""
+        return self.request.max_tokens - self.generated
 
     @property
     def wants_step(self) -> bool:
@@ -36,12 +54,17 @@ class Row:
 
     def take(self, token: int) -> FinishReason | None:
         """Count one token and say whether it ends the row: end of sequence first, then length."""
-        self.generated += 1
+        self.given.append(token)
         if token in self.request.eos:
             return FinishReason.STOP
         if self.generated >= self.request.max_tokens:
             return FinishReason.LENGTH
         return None
+
+    def preempt(self) -> None:
+        """Its state is gone; all that it was given stays, and is computed again."""
+        self.prefix = self.enqueued = self.generated
+        self.prefilled = 0
 
     def finished(self, reason: FinishReason, error: str | None, now: float) -> Finished:
         """The account, as of now."""
@@ -57,10 +80,5 @@ class Row:
             decode_seconds=now - decoding_since,
             error=error,
             # The last prompt token is computed with the first generated one.
-            prefilled_tokens=self.prefilled - self.cached + (self.enqueued > 0),
+            prefilled_tokens=self.computed + (self.enqueued > 0),
         )
-
-
-def ended_waiting(request: Submit) -> Finished:
-    """The account of a request that was cancelled before anything was computed for it."""
-    return Row(request, 0.0, decoding_since=0.0).finished(FinishReason.CANCELLED, None, 0.0)

@@ -17,7 +17,15 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlxd.engine import prefill, serial
 from mlxd.engine.constraint import Constraint
 from mlxd.engine.loading import LoadedModel
-from mlxd.engine.pool import SMALLEST_CLASS, Pool, capacity_classes, columns_for, rung_for
+from mlxd.engine.memory import HEADROOM, Memory, Promise
+from mlxd.engine.pool import (
+    SMALLEST_CLASS,
+    Pool,
+    capacity_classes,
+    class_for,
+    columns_for,
+    rung_for,
+)
 from mlxd.engine.port import Chunk, Drawn, SerialSteps
 from mlxd.engine.prefill import Prefilled
 from mlxd.engine.prefix import PrefixCache, batched
@@ -29,8 +37,6 @@ from mlxd.wire import BatchTuning, Submit
 
 #: Steps that a pool's width stays above what its rows need before it shrinks.
 SHRINK_AFTER = 32
-#: A joining row gets a class that holds this many more tokens, or its limit.
-HEADROOM = 64
 
 
 class Runner:
@@ -63,6 +69,8 @@ class Runner:
         if PrefixCache.supports(self._layout):
             self._prefixes = PrefixCache(self._layout, tuning.prefix_cache)
         self._width = tuning.width
+        self._prefix_limit = tuning.prefix_cache
+        self._memory = Memory(self._layout, self._classes)
         # On a CPU, `async_eval` returns when nearly all is computed: a step enqueued
         # ahead would only delay the tokens of the one before it.
         self.ahead = 0 if mx.default_device() == mx.Device(mx.cpu) else 1
@@ -71,8 +79,36 @@ class Runner:
     def retune(self, tuning: BatchTuning) -> None:
         """Take a new width and a new limit of the prefix cache."""
         self._width = tuning.width
+        self._prefix_limit = tuning.prefix_cache
+        self._fits(None, [])
+
+    # --- memory ---------------------------------------------------------------
+
+    def limit(self, kv_bytes: int) -> None:
+        """Allocate no more than this for rows and the prefix cache, from now on."""
+        self._memory.limit = kv_bytes
+        self._fits(None, [])
+
+    def admits(self, tokens: int, remaining: int) -> bool:
+        """Whether one more row fits in."""
+        return self._fits(self._memory.promised(tokens, remaining), [])
+
+    def can_step(self, rows: Sequence[int]) -> bool:
+        """Whether the rows that fill their class can move up, and all fits the limit of today."""
+        seats = [self._seats[row] for row in rows]
+        full = [seat for seat in seats if seat.position >= seat.pool.capacity]
+        return self._fits(None, [class_for(self._classes, seat.position + 1) for seat in full])
+
+    def _fits(self, joining: Promise | None, crossing: Sequence[int]) -> bool:
+        """Whether this fits beside what there is; the prefix cache keeps what is left over."""
+        limit = self._memory.limit
+        needed = self._memory.projected(self._pools, self._width, joining, crossing)
+        if needed > limit:
+            self._narrow()  # nobody waits for better times now
+            needed = self._memory.projected(self._pools, self._width, joining, crossing)
         if self._prefixes is not None:
-            self._prefixes.resize(tuning.prefix_cache)
+            self._prefixes.resize(int(min(self._prefix_limit, max(0, limit - needed))))
+        return needed <= limit
 
     def clear_cache(self) -> None:
         """Forget what the prefix cache holds."""
@@ -81,9 +117,10 @@ class Runner:
 
     # --- prefill --------------------------------------------------------------
 
-    def begin(self, row: int, prompt: Sequence[int]) -> int:
-        """Take what the prefix cache holds of a prompt; how many tokens that is."""
-        restored = self._prefixes.restore(prompt) if self._prefixes is not None else None
+    def begin(self, row: int, tokens: Sequence[int], remaining: int) -> int:
+        """Take what the prefix cache holds of these tokens; how many that is."""
+        self._memory.promise(row, len(tokens), remaining)
+        restored = self._prefixes.restore(tokens) if self._prefixes is not None else None
         if restored is None:
             return 0
         self._prefilled[row] = Prefilled(list(restored.caches), 0, restored.length)
@@ -110,24 +147,28 @@ class Runner:
             return make_prompt_cache(self._model)
         return held[0] if len(held) == 1 else batched(held)
 
-    def seat(self, row: int, request: Submit) -> None:
+    def seat(self, row: int, request: Submit, given: Sequence[int] = ()) -> None:
         """Join a prefilled row: from the next step on it decodes."""
-        length = len(request.prompt)
-        need = length + min(request.max_tokens, HEADROOM)
+        context = [*request.prompt, *given]
+        length = len(context)
+        need = length + min(request.max_tokens - len(given), HEADROOM)
+        self._memory.settle(row)
         pool = self._pool_with_room(need)
         slot = pool.take()
         state = self._prefilled.pop(row, None)
         if state is None:  # a prompt of one token has nothing to prefill
             pool.clear(slot)
-            pool.feed(slot, mx.array(request.prompt[-1], mx.uint32))
+            pool.feed(slot, mx.array(context[-1], mx.uint32))
         else:
-            pool.join(slot, state.caches, state.row, state.length, request.prompt[-1])
-            self._remember(request.prompt[: state.length], state)
+            pool.join(slot, state.caches, state.row, state.length, context[-1])
+            self._remember(context[: state.length], state)
         sampler = RowSampler.of(request.sampling, self._vocab_size)
         # The last token is fed to the first step, which adds it.
-        window = min(sampler.window, length + request.max_tokens)
-        pool.history.join(slot, request.prompt[max(0, length - 1 - window) : -1] if window else [])
+        window = min(sampler.window, length + request.max_tokens - len(given))
+        pool.history.join(slot, context[max(0, length - 1 - window) : -1] if window else [])
         constraint = self._constraint(request)
+        if constraint is not None:
+            constraint.follow(given)
         self._seats[row] = Seat(pool, slot, length - 1, sampler, window, constraint, length)
 
     def _constraint(self, request: Submit) -> Constraint | None:
@@ -153,6 +194,7 @@ class Runner:
     def release(self, row: int) -> None:
         """Forget a row in whatever phase it is; its tokens on the way are dropped."""
         self._prefilled.pop(row, None)
+        self._memory.settle(row)
         seat = self._seats.pop(row, None)
         if seat is not None:
             seat.pool.free(seat.slot)
@@ -183,6 +225,7 @@ class Runner:
         self._enqueued.clear()
         self._prefilled.clear()
         self._seats.clear()
+        self._memory.clear()
         self._pools.clear()
         self._slack.clear()
         mx.clear_cache()
@@ -224,7 +267,7 @@ class Runner:
 
     def _pool_with_room(self, need: int) -> Pool:
         """The pool of the smallest class that holds `need` tokens, with a free slot."""
-        capacity = next((c for c in self._classes if c >= need), self._classes[-1])
+        capacity = class_for(self._classes, need)
         pool = self._pools.get(capacity)
         if pool is None:
             pool = self._pools[capacity] = Pool(self._layout, capacity, 1)
@@ -244,17 +287,25 @@ class Runner:
     def _shrink(self) -> None:
         """Narrow pools that have been too wide for a while; drop empty ones."""
         for capacity, pool in list(self._pools.items()):
-            fitting = rung_for(pool.live, self._width)
-            too_wide = pool.live == 0 or fitting < pool.rung
+            too_wide = pool.live == 0 or rung_for(pool.live, self._width) < pool.rung
             self._slack[capacity] = self._slack[capacity] + 1 if too_wide else 0
-            if self._slack[capacity] < SHRINK_AFTER:
-                continue
-            self._slack[capacity] = 0
-            if pool.live == 0:
-                self._drop(capacity)
-            else:
-                self._compact(pool, fitting)
-            mx.clear_cache()
+            if self._slack[capacity] >= SHRINK_AFTER:
+                self._fit(capacity, pool)
+
+    def _narrow(self) -> None:
+        """Give up now what `_shrink` would in a while."""
+        for capacity, pool in list(self._pools.items()):
+            if pool.live == 0 or rung_for(pool.live, self._width) < pool.rung:
+                self._fit(capacity, pool)
+
+    def _fit(self, capacity: int, pool: Pool) -> None:
+        """Make a pool as wide as its rows need."""
+        self._slack[capacity] = 0
+        if pool.live == 0:
+            self._drop(capacity)
+        else:
+            self._compact(pool, rung_for(pool.live, self._width))
+        mx.clear_cache()
 
     def _drop(self, capacity: int) -> None:
         del self._pools[capacity], self._slack[capacity]
@@ -288,11 +339,22 @@ class Runner:
         """Bytes of the prefix cache."""
         return 0 if self._prefixes is None else self._prefixes.nbytes
 
+    @property
+    def peak_bytes(self) -> int:
+        """The most that MLX has held at any one time."""
+        return mx.get_peak_memory()
+
+    @property
+    def row_bytes(self) -> list[tuple[int, int]]:
+        """Every capacity class: tokens that a row in it can have, and the bytes of its slot."""
+        return self._memory.classes()
+
     # --- serial lane ----------------------------------------------------------
 
     def serial(self, request: Submit, chunk: int) -> SerialSteps:
         """Run one request alone through mlx-lm's generator; None after each prefill chunk."""
         self.rest()
+        self.admits(len(request.prompt), request.max_tokens)  # the prefix cache makes room
         self._serial = make_prompt_cache(self._model)
         try:
             constraint = self._constraint(request)

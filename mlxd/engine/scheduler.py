@@ -6,7 +6,8 @@ script of events.
 
 One `step()` is one iteration: admit, enqueue prefill chunks, enqueue a decode
 step, read the tokens of the step before. The order of the waiting line is
-the gateway's; it is never changed here.
+the gateway's; it is never changed here. Only where memory runs short, the rows
+that came last give up their state, and are computed again from the line's head.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mlxd.engine import budgets
-from mlxd.engine.pace import SMALLEST, Pace
-from mlxd.engine.port import Chunk, RowFailed, Runner, SerialSteps
-from mlxd.engine.rows import Row, ended_waiting
+from mlxd.engine.pace import Pace, plan
+from mlxd.engine.port import RowFailed, Runner, SerialSteps
+from mlxd.engine.rows import Row
 from mlxd.wire import (
     BatchTuning,
     Cancel,
@@ -27,13 +28,17 @@ from mlxd.wire import (
     FinishReason,
     Lane,
     Phase,
+    Preempted,
     Started,
     Step,
     Submit,
     Token,
 )
 
-Event = Started | Step | Finished
+#: What a request is told that memory cannot hold.
+NO_MEMORY = "its state does not fit into this model's share of the memory budget"
+
+Event = Started | Preempted | Step | Finished
 
 #: Steps that fail in a row before the engine is given up.
 FAILED_STEPS = 3
@@ -52,7 +57,7 @@ class Scheduler:
     tuning: BatchTuning
     pace: Pace
     clock: Callable[[], float]
-    _waiting: deque[Submit] = field(default_factory=deque)
+    _waiting: deque[Row] = field(default_factory=deque)
     _prefilling: list[Row] = field(default_factory=list)
     _decoding: list[Row] = field(default_factory=list)
     _on_the_way: deque[list[Row]] = field(default_factory=deque)
@@ -61,19 +66,22 @@ class Scheduler:
     _last_step: float | None = None
     _prefilled: int = 0  # prompt tokens computed, of all rows
     _failed_steps: int = 0  # in a row
+    _turns: int = 0  # rows admitted so far
+    # A row gave way and none has ended since: what was short is short still.
+    _short: bool = False
 
     # --- messages -------------------------------------------------------------
 
     def submit(self, request: Submit) -> None:
         """Put a request at the end of the line."""
-        self._waiting.append(request)
+        self._waiting.append(Row(request))
 
     def cancel(self, message: Cancel) -> None:
         """End a request in whatever phase it is. Unknown ids are ignored."""
-        for request in self._waiting:
-            if request.id == message.id:
-                self._waiting.remove(request)
-                self._events.append(ended_waiting(request))
+        for row in self._waiting:
+            if row.id == message.id:
+                self._waiting.remove(row)
+                self._end_waiting(row, FinishReason.CANCELLED)
                 return
         if self._serial is not None and self._serial[0].id == message.id:
             self._end_serial(FinishReason.CANCELLED)
@@ -139,30 +147,55 @@ class Scheduler:
 
         1. A serial request at the head stops admission until the batch is empty,
            then it has the model to itself.
-        2. A batch request starts while fewer than `width` rows run.
+        2. A batch request starts while fewer than `width` rows run and its state
+           fits into memory.
         """
         admitted = False
         while self._waiting:
-            request = self._waiting[0]
-            if request.lane is Lane.SERIAL:
+            row = self._waiting[0]
+            if row.request.lane is Lane.SERIAL:
                 if self._running:
                     return admitted
-                self._waiting.popleft()
-                self._events.append(Started(request.id))
-                steps = self.runner.serial(request, self.tuning.prefill_chunk)
-                self._serial = (Row(request, self.clock()), steps)
+                self._start_serial(self._waiting.popleft())
                 return True
             if len(self._prefilling) + len(self._decoding) >= self.tuning.width:
                 return admitted
+            short = self._short and self._running
+            if short or not self.runner.admits(len(row.context), row.remaining):
+                return self._wait_for_memory(row) or admitted
             self._start(self._waiting.popleft())
             admitted = True
         return admitted
 
-    def _start(self, request: Submit) -> None:
-        row = Row(request, self.clock())
+    def _start_serial(self, row: Row) -> None:
+        self._take_turn(row)
+        self._events.append(Started(row.id))
+        self._serial = (row, self.runner.serial(row.request, self.tuning.prefill_chunk))
+
+    def _start(self, row: Row) -> None:
         self._prefilling.append(row)
-        row.cached = row.prefilled = self.runner.begin(row.id, request.prompt)
-        self._events.append(Started(request.id, row.cached))
+        first = row.turn is None
+        self._take_turn(row)
+        row.prefilled = self.runner.begin(row.id, row.context, row.remaining)
+        if first:  # preempted rows had theirs
+            row.cached = row.prefilled
+            self._events.append(Started(row.id, row.cached))
+
+    def _take_turn(self, row: Row) -> None:
+        if row.turn is None:
+            row.turn, row.began = self._turns, self.clock()
+            self._turns += 1
+
+    def _wait_for_memory(self, row: Row) -> bool:
+        """Leave a row in the line, unless nothing runs that could make room for it.
+
+        The gateway refuses what can never fit; the budget may have shrunk since.
+        """
+        if self._running:
+            return False
+        self._waiting.popleft()
+        self._end_waiting(row, FinishReason.ERROR, NO_MEMORY)
+        return True
 
     def _advance_batch(self) -> None:
         if self._prefilling and self._on_the_way:
@@ -170,7 +203,7 @@ class Scheduler:
             self._collect(leave=0)
             return
         self._prefill()
-        rows = [row for row in self._decoding if row.wants_step]
+        rows = self._affordable([row for row in self._decoding if row.wants_step])
         if rows:
             self.runner.decode([row.id for row in rows])
             for row in rows:
@@ -178,9 +211,30 @@ class Scheduler:
             self._on_the_way.append(rows)
         self._collect(leave=self.runner.ahead if rows and not self._prefilling else 0)
 
+    def _affordable(self, rows: list[Row]) -> list[Row]:
+        """The rows that step, once those that came last have made room for the others."""
+        while rows and not self.runner.can_step([row.id for row in rows]):
+            running = [*self._prefilling, *self._decoding]
+            if len(running) == 1:
+                raise MemoryError(NO_MEMORY)
+            last = max(running, key=lambda row: row.turn or 0)
+            self._preempt(last)
+            rows = [row for row in rows if row is not last]
+        return rows
+
+    def _preempt(self, row: Row) -> None:
+        """Give up a row's state; it starts again before everything that waits."""
+        (self._prefilling if row in self._prefilling else self._decoding).remove(row)
+        self.runner.release(row.id)
+        row.preempt()
+        self._short = True
+        self._waiting.appendleft(row)
+        self._events.append(Preempted(row.id))
+
     def _prefill(self) -> None:
         """Enqueue this iteration's share of prompts and seat the rows that are through."""
-        planned = self._plan_prefill()
+        seconds = self.pace.limit if self._decoding else math.inf
+        planned = plan(self._prefilling, self.tuning, self.pace, seconds)
         try:
             if planned:
                 self.runner.prefill([chunk for _row, chunk in planned])
@@ -191,35 +245,13 @@ class Scheduler:
         for row, chunk in planned:
             row.prefilled += len(chunk.tokens)
             self._prefilled += len(chunk.tokens)
+            row.computed += len(chunk.tokens)
         for row in [row for row in self._prefilling if not row.to_prefill]:
             self._prefilling.remove(row)
             self._decoding.append(row)
-            self.runner.seat(row.id, row.request)
-            row.decoding_since = self.clock()
-
-    def _plan_prefill(self) -> list[tuple[Row, Chunk]]:
-        """At most one chunk per row, in order, within the budget and the pace.
-
-        A prompt that fits in one chunk is not cut to use up what is left of them:
-        whole ones can be computed together.
-        """
-        budget = self.tuning.prefill_budget
-        seconds = self.pace.limit if self._decoding else math.inf
-        planned: list[tuple[Row, Chunk]] = []
-        for row in self._prefilling:
-            start = row.prefilled
-            size = min(row.to_prefill, self.tuning.prefill_chunk)
-            if size == 0:
-                continue
-            fitting = self.pace.fitting(start, seconds, min(size, max(budget, 0)))
-            if planned and fitting < size:
-                break
-            size = min(size, max(fitting, SMALLEST))
-            tokens = row.request.prompt[start : start + size]
-            planned.append((row, Chunk(row.id, tokens, start, last=size == row.to_prefill)))
-            budget -= size
-            seconds -= self.pace.cost(start, size)
-        return planned
+            self.runner.seat(row.id, row.request, row.given[: row.prefix])
+            if row.decoding_since is None:
+                row.decoding_since = self.clock()
 
     def _collect(self, *, leave: int) -> None:
         """Read the steps on their way, all but the last `leave` of them."""
@@ -251,9 +283,10 @@ class Scheduler:
             self._end_serial(FinishReason.ERROR, str(error))
             return
         if result is None:
-            computed = min(row.to_prefill, self.tuning.prefill_chunk)
-            row.prefilled += computed
-            self._prefilled += computed
+            size = min(row.to_prefill, self.tuning.prefill_chunk)
+            row.prefilled += size
+            row.computed += size
+            self._prefilled += size
             return
         if row.decoding_since is None:
             row.decoding_since = self.clock()
@@ -271,7 +304,14 @@ class Scheduler:
     def _end(self, row: Row, reason: FinishReason, error: str | None = None) -> None:
         (self._prefilling if row in self._prefilling else self._decoding).remove(row)
         self.runner.release(row.id)
+        self._short = False
         self._events.append(row.finished(reason, error, self.clock()))
+
+    def _end_waiting(self, row: Row, reason: FinishReason, error: str | None = None) -> None:
+        now = self.clock()
+        if row.turn is None:
+            row.began = now
+        self._events.append(row.finished(reason, error, now))
 
     def _end_serial(self, reason: FinishReason, error: str | None = None) -> None:
         if self._serial is not None:
@@ -297,9 +337,8 @@ class Scheduler:
         since = now if self._last_step is None else self._last_step
         self._last_step = now
         runner = self.runner
-        self._events.append(
-            Step(lane, rows, now - since, tokens, runner.kv_bytes, runner.prefix_bytes)
-        )
+        bytes_now = (runner.kv_bytes, runner.prefix_bytes, runner.peak_bytes)
+        self._events.append(Step(lane, rows, now - since, tokens, *bytes_now))
 
 
 def _told(error: Exception) -> str:

@@ -24,7 +24,7 @@ class Seat:
     sampler: RowSampler
     window: int  # its last tokens that penalties look at
     constraint: Constraint | None  # the grammar that it must follow
-    prompt: int  # tokens of its prompt
+    prompt: int  # tokens that it was prefilled with, and that its constraint has taken
 
 
 @dataclass(frozen=True, slots=True)

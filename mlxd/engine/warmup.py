@@ -58,6 +58,7 @@ class WarmedUp:
 
     capabilities: Capabilities
     pace: Pace
+    working_bytes: int  # beside weights and KV, at the peak of a full-sized step or prefill
     seconds: float
 
 
@@ -71,6 +72,7 @@ def run(runner: Runner, loaded: LoadedModel, tuning: BatchTuning) -> WarmedUp:
     mx.eval(mx.compile(lambda x: mx.exp(x) * x + 1)(mx.ones(4)))
     serial_only = None if _can_step(runner, loaded) else REASON_CACHE
     pace = Pace(limit=math.inf, token=0.0, pair=0.0)
+    stepping = prefilling = 0
     if serial_only is None:
         # A row beyond the context would write outside its slot.
         lengths = [min(SMALLEST_COLUMNS * n - 1, loaded.context) for n in WARM_COLUMNS]
@@ -78,9 +80,9 @@ def run(runner: Runner, loaded: LoadedModel, tuning: BatchTuning) -> WarmedUp:
             for length in lengths:
                 _step(runner, width, length)
         quiet = min(_step(runner, tuning.width, lengths[-1]) for _ in range(PACE_PASSES))
-        pace = _pace(loaded, quiet)
+        pace, prefilling = _costs(loaded, quiet, tuning)
     for width in rungs(tuning.width):
-        _sample(loaded, width)
+        stepping = _sample(loaded, width)
     capabilities = Capabilities(
         vocab_size=loaded.vocab_size,
         context=loaded.context,
@@ -88,8 +90,11 @@ def run(runner: Runner, loaded: LoadedModel, tuning: BatchTuning) -> WarmedUp:
         serial_only=serial_only,
         batchable=list(BATCHABLE),
         structured=loaded.constraints is not None,
+        row_bytes=runner.row_bytes,
     )
-    return WarmedUp(capabilities, pace, time.perf_counter() - began)
+    working = max(stepping, prefilling)
+    mx.reset_peak_memory()  # of serving, from here on
+    return WarmedUp(capabilities, pace, working, time.perf_counter() - began)
 
 
 def _can_step(runner: Runner, loaded: LoadedModel) -> bool:
@@ -118,19 +123,32 @@ def _step(runner: Runner, width: int, length: int) -> float:
     return seconds
 
 
-def _pace(loaded: LoadedModel, step: float) -> Pace:
-    """What prefill costs here, and how much of it goes with a step of this many seconds."""
+def _costs(loaded: LoadedModel, step: float, tuning: BatchTuning) -> tuple[Pace, int]:
+    """What prefill costs here: how much of it goes with a step of this many seconds, and the
+    bytes that an iteration's worth takes, at the end of the context if it comes to that."""
     size = min(PACE_TOKENS, loaded.context // 4)
     depth = min(PACE_DEPTH, loaded.context // 2)
-    first = min(_chunk_seconds(loaded, size, 0) for _ in range(1 + PACE_PASSES))
-    later = min(_chunk_seconds(loaded, size, depth) for _ in range(PACE_PASSES))
-    pair = max(0.0, later - first) / (size * depth)
-    token = max(first / size - pair * size / 2, 1e-9)
-    return Pace(PREFILL_PER_STEP * step, token, pair)
+    first = min(_chunk(loaded, size, 0) for _ in range(1 + PACE_PASSES))
+    later = min(_chunk(loaded, size, depth) for _ in range(PACE_PASSES))
+    pair = max(0.0, later.seconds - first.seconds) / (size * depth)
+    token = max(first.seconds / size - pair * size / 2, 1e-9)
+    pair_bytes = max(0, later.working - first.working) / (size * depth)
+    token_bytes = first.working / size
+    chunk = tuning.prefill_chunk * (token_bytes + pair_bytes * loaded.context)
+    together = tuning.prefill_budget * token_bytes
+    return Pace(PREFILL_PER_STEP * step, token, pair), int(max(chunk, together))
 
 
-def _chunk_seconds(loaded: LoadedModel, size: int, depth: int) -> float:
-    """Seconds to prefill `size` tokens behind a blank context of `depth` tokens.
+@dataclass(frozen=True, slots=True, order=True)
+class Chunked:
+    """One measured chunk of prefill."""
+
+    seconds: float
+    working: int  # bytes at its peak, beside what was there before and its own new state
+
+
+def _chunk(loaded: LoadedModel, size: int, depth: int) -> Chunked:
+    """Prefill `size` tokens behind a blank context of `depth` tokens.
 
     Windows are left empty: what they add is bounded, and small beside full attention.
     """
@@ -141,15 +159,22 @@ def _chunk_seconds(loaded: LoadedModel, size: int, depth: int) -> float:
             values = mx.zeros((1, spec.heads, depth, spec.value_dim), spec.dtype)
             cache.state = (keys, values, depth)
     mx.eval(prefill.arrays_of(caches))
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
     began = time.perf_counter()
     prefill.run(loaded.model, [Chunk(0, [0] * size, depth, last=True)], caches)
     mx.eval(prefill.arrays_of(caches))
-    return time.perf_counter() - began
+    seconds = time.perf_counter() - began
+    grown = mx.get_active_memory() - before
+    return Chunked(seconds, max(0, mx.get_peak_memory() - before - grown))
 
 
-def _sample(loaded: LoadedModel, width: int) -> None:
-    """Run every sampling program over `width` rows."""
+def _sample(loaded: LoadedModel, width: int) -> int:
+    """Run every sampling program over `width` rows; bytes at the peak."""
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
     logits = mx.zeros((width, loaded.vocab_size), loaded.logits_dtype)
     for settings in _PROGRAMS:
         rows = [RowSampler.of(settings, loaded.vocab_size)] * width
         mx.eval(sample(logits, rows, [Draw(0.0, xtc=settings.xtc_probability > 0)] * width))
+    return max(0, mx.get_peak_memory() - before)

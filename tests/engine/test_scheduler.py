@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from mlxd.wire import (
     Finished,
     FinishReason,
     Lane,
+    Preempted,
     Sampling,
     Started,
     Step,
@@ -39,6 +41,11 @@ def hold(rule: bool) -> None:
     """Fail the test where a rule of the port is broken."""
     if not rule:
         raise RuleBroken
+
+
+def pages(tokens: int) -> int:
+    """Memory that the state of so many tokens takes."""
+    return -(-tokens // 8)
 
 
 class FakeRunner:
@@ -60,6 +67,9 @@ class FakeRunner:
         self.enqueued: deque[list[tuple[int, int]]] = deque()
         self.serial_running = 0
         self.failing: tuple[str, Exception] | None = None  # in which call, and how
+        self.memory: float = math.inf  # in pages of 8 tokens of state, over all rows
+        self.most_memory = 0
+        self.sizes: dict[int, int] = {}  # tokens of state that each row has, or was admitted with
 
     def retune(self, tuning: BatchTuning) -> None:
         self.width = max(tuning.width, len(self.prefilled))  # rows that have begun stay
@@ -67,9 +77,25 @@ class FakeRunner:
     def clear_cache(self) -> None:
         self.known.clear()
 
-    def begin(self, row: int, prompt: Sequence[int]) -> int:
-        known = self.prefilled[row] = min(self.known.get(row, 0), len(prompt) - 1)
+    def admits(self, tokens: int, remaining: int) -> bool:
+        hold(remaining > 0)
+        return self._pages() + pages(tokens + 1) <= self.memory
+
+    def can_step(self, rows: Sequence[int]) -> bool:
+        hold(set(rows) <= self.seated)
+        return self._pages(rows) <= self.memory
+
+    def begin(self, row: int, tokens: Sequence[int], remaining: int) -> int:
+        self.sizes[row] = len(tokens)
+        self._note_memory()
+        known = self.prefilled[row] = min(self.known.get(row, 0), len(tokens) - 1)
         return known
+
+    def _note_memory(self) -> None:
+        self.most_memory = max(self.most_memory, self._pages())
+
+    def _pages(self, stepping: Sequence[int] = ()) -> int:
+        return sum(pages(size + (row in stepping)) for row, size in self.sizes.items())
 
     def prefill(self, chunks: Sequence[Chunk]) -> None:
         hold(not self.serial_running)
@@ -79,10 +105,12 @@ class FakeRunner:
             hold(chunk.start == self.prefilled.get(chunk.row, 0))
             self.prefilled[chunk.row] = chunk.start + len(chunk.tokens)
 
-    def seat(self, row: int, request: Submit) -> None:
+    def seat(self, row: int, request: Submit, given: Sequence[int]) -> None:
         self._maybe_fail("seat")
-        hold(self.prefilled.get(row, 0) == len(request.prompt) - 1)
+        hold(self.prefilled.get(row, 0) == len(request.prompt) + len(given) - 1)
         hold(row not in self.seated)
+        hold(list(given) == [self._scripted(row, place) for place in range(1, len(given) + 1)])
+        self.given[row] = len(given)
         self.seated.add(row)
         hold(len(self.seated) <= self.width)
 
@@ -91,6 +119,9 @@ class FakeRunner:
         self._maybe_fail("decode")
         hold(set(rows) <= self.seated)
         self.log.append(("decode", list(rows)))
+        for row in rows:
+            self.sizes[row] += 1
+        self._note_memory()
         self.enqueued.append([(row, self._token(row)) for row in rows])
 
     def collect(self) -> list[Drawn]:
@@ -99,6 +130,7 @@ class FakeRunner:
 
     def release(self, row: int) -> None:
         self.prefilled.pop(row, None)
+        self.sizes.pop(row, None)
         self.seated.discard(row)
 
     def serial(self, request: Submit, chunk: int) -> SerialSteps:
@@ -117,6 +149,7 @@ class FakeRunner:
 
     def reset(self) -> None:
         self.prefilled.clear()
+        self.sizes.clear()
         self.seated.clear()
         self.enqueued.clear()
 
@@ -128,8 +161,18 @@ class FakeRunner:
     def prefix_bytes(self) -> int:
         return 0
 
+    @property
+    def peak_bytes(self) -> int:
+        return 0
+
+    def limit(self, kv_bytes: int) -> None:
+        self.memory = kv_bytes
+
     def _token(self, row: int) -> int:
         place = self.given[row] = self.given.get(row, 0) + 1
+        return self._scripted(row, place)
+
+    def _scripted(self, row: int, place: int) -> int:
         script = self.script.get(row)
         return script[place - 1] if script and place <= len(script) else place
 
@@ -154,6 +197,7 @@ class Bench:
         self.finished: dict[int, Finished] = {}
         self.started: list[int] = []
         self.cached: dict[int, int] = {}
+        self.preempted: list[int] = []
 
     def submit(
         self, number: int, *, prompt: int = 4, count: int = 3, lane: Lane = Lane.BATCH
@@ -169,6 +213,8 @@ class Bench:
                     case Started(row, cached):
                         self.started.append(row)
                         self.cached[row] = cached
+                    case Preempted(row):
+                        self.preempted.append(row)
                     case Step():
                         for token in event.tokens:
                             self.tokens[token.id].append(token.token)
@@ -524,6 +570,79 @@ def test_a_smaller_width_lets_running_rows_finish_and_holds_new_ones() -> None:
     assert all(f.reason is FinishReason.LENGTH for f in bench.finished.values())
 
 
+def test_the_row_that_came_last_gives_way_when_memory_runs_short() -> None:
+    """Older rows go on; it starts again when there is room, and its text is what it would be."""
+    bench = Bench(width=2)
+    bench.runner.memory = 4
+    bench.submit(1, prompt=4, count=18)
+    bench.submit(2, prompt=4, count=18)
+    bench.drain()
+    assert bench.preempted == [2]
+    assert bench.started == [1, 2]
+    assert bench.tokens[1] == bench.tokens[2] == list(range(1, 19))
+    assert bench.finished[2].reason is FinishReason.LENGTH
+    assert bench.finished[2].generated_tokens == 18
+    assert bench.finished[2].prefilled_tokens > 4  # it was computed twice
+    assert bench.runner.most_memory <= 4
+
+
+def test_several_rows_that_gave_way_come_back_in_their_order() -> None:
+    """The line's head is theirs, oldest first, before requests that were never started."""
+    bench = Bench(width=3)
+    bench.runner.memory = 4
+    for number in (1, 2, 3, 4):
+        bench.submit(number, prompt=6, count=20)
+    bench.drain()
+    assert bench.preempted[:2] == [3, 2]
+    assert bench.started == [1, 2, 3, 4]
+    assert list(bench.finished) == [1, 2, 3, 4]
+    assert all(bench.tokens[number] == list(range(1, 21)) for number in bench.tokens)
+    assert bench.runner.most_memory <= 4
+
+
+def test_what_does_not_fit_beside_the_others_waits_and_so_does_what_stands_behind_it() -> None:
+    """Memory is no reason to let a smaller request overtake."""
+    bench = Bench(width=4)
+    bench.runner.memory = 3
+    bench.submit(1, prompt=4, count=6)
+    bench.submit(2, prompt=16, count=2)
+    bench.submit(3, prompt=2, count=2)
+    bench.step(4)
+    assert bench.started == [1]
+    bench.drain()
+    assert bench.started == [1, 2, 3]
+
+
+def test_a_row_that_gave_way_can_be_cancelled_where_it_waits() -> None:
+    """Its account has what it was given."""
+    bench = Bench(width=2)
+    bench.runner.memory = 2
+    bench.submit(1, prompt=4, count=30)
+    bench.submit(2, prompt=4, count=30)
+    while not bench.preempted:
+        bench.step()
+    bench.scheduler.cancel(Cancel(2))
+    bench.step()
+    result = bench.finished[2]
+    assert result.reason is FinishReason.CANCELLED
+    assert result.generated_tokens == len(bench.tokens[2]) > 0
+
+
+def test_a_lone_row_that_outgrows_all_memory_ends_with_an_error() -> None:
+    """Nothing can make room for it; the engine lives on."""
+    bench = Bench()
+    bench.runner.memory = 1
+    bench.submit(1, prompt=4, count=30)
+    bench.drain()
+    assert bench.finished[1].reason is FinishReason.ERROR
+    assert "memory" in (bench.finished[1].error or "")
+    bench.submit(2, prompt=9, count=1)  # and one that could never start
+    bench.submit(3, prompt=2, count=1)
+    bench.drain()
+    assert bench.finished[2].reason is FinishReason.ERROR
+    assert bench.finished[3].reason is FinishReason.LENGTH
+
+
 ACTIONS = st.lists(
     st.one_of(
         st.tuples(
@@ -539,6 +658,7 @@ ACTIONS = st.lists(
             st.just("fail"), st.sampled_from(["prefill", "seat", "decode", "collect", "serial"])
         ),
         st.tuples(st.just("retune"), st.integers(1, 4)),
+        st.tuples(st.just("memory"), st.integers(1, 12)),
     ),
     max_size=60,
 )
@@ -565,6 +685,9 @@ def test_any_interleaving_ends_every_request_once_and_leaks_nothing(
                 bench.runner.failing = (call, RuntimeError("injected"))
             case ("retune", width):
                 bench.scheduler.retune(BatchTuning(width, 16, 24))
+            case ("memory", limit):
+                bench.runner.memory = limit
+    bench.runner.memory = math.inf  # what waits for memory would wait for good
     bench.drain()
     assert sorted(bench.finished) == list(range(submitted))
     assert bench.started == sorted(bench.started)

@@ -18,7 +18,7 @@ from mlxd.engine.loading import PROBE_TOKENS, LoadedModel
 from mlxd.engine.pace import Pace
 from mlxd.engine.pool import SMALLEST_CLASS
 from mlxd.engine.runner import Runner
-from mlxd.engine.scheduler import Scheduler
+from mlxd.engine.scheduler import Event, Scheduler
 from mlxd.engine.slots import layout_of
 from mlxd.wire import BatchTuning, Finished, Lane, Sampling, Step, Submit, TokenLogprobs
 
@@ -260,6 +260,7 @@ class Engine:
     ) -> None:
         clock = itertools.count().__next__
         tuning = BatchTuning(width, chunk, 2 * chunk, prefix_cache)
+        self.model = model.model
         self.runner = Runner(model, tuning, smallest_class)
         self.scheduler = Scheduler(self.runner, tuning, FREE, lambda: float(clock()))
         self.tokens: dict[int, list[int]] = {}
@@ -284,13 +285,17 @@ class Engine:
     def step(self) -> None:
         """One iteration."""
         for event in self.scheduler.step():
-            if isinstance(event, Step):
-                for token in event.tokens:
-                    self.tokens[token.id].append(token.token)
-                    self.logprobs[token.id].append(token.logprobs)
-            elif isinstance(event, Finished):
-                assert event.id not in self.finished, "a request ended twice"
-                self.finished[event.id] = event
+            self.take(event)
+
+    def take(self, event: Event) -> None:
+        """Note what an event says of a request."""
+        if isinstance(event, Step):
+            for token in event.tokens:
+                self.tokens[token.id].append(token.token)
+                self.logprobs[token.id].append(token.logprobs)
+        elif isinstance(event, Finished):
+            assert event.id not in self.finished, "a request ended twice"
+            self.finished[event.id] = event
 
     def run(self) -> None:
         """Step until nothing is left to do."""
