@@ -36,6 +36,7 @@ from mlxd.http.app import make_admin_app, make_app, make_runner
 from mlxd.http.auth import Access
 from mlxd.http.inflight import InFlight
 from mlxd.listener import bound, describe
+from mlxd.memory import MemoryBudget
 from mlxd.metrics import Metrics
 from mlxd.metrics.vllm import VllmNames
 from mlxd.notify import Manager, Notifier
@@ -131,9 +132,15 @@ class Daemon:
             metrics=Metrics(registry),
             restarts=parts.restarts,
             watch=parts.watch,
+            memory=MemoryBudget(settings.memory.budget),
         )
+
+        def in_force(changed: Settings) -> None:
+            _changed(changed)
+            means.memory.resize(changed.memory.budget)
+
         self._supervisor = Supervisor(
-            settings, means, read=partial(load, path, os.environ), on_change=_changed
+            settings, means, read=partial(load, path, os.environ), on_change=in_force
         )
         self._registry = registry
         self._tell = tell

@@ -55,7 +55,9 @@ class ModelStatus:
     engine: EngineStatus | None
     capabilities: Capabilities | None  # from its readiness on
     kv_bytes: int
+    kv_budget_bytes: int  # for both of them; 0 before it was ready
     prefix_cache_bytes: int
+    peak_bytes: int  # the most that the engine held since its readiness, weights included
     weight_bytes: int
     restarts: int
 

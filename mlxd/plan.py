@@ -41,6 +41,7 @@ class Plan:
     admin: Sequence[str] = ()
     metrics: Sequence[str] = ()
     log: Sequence[str] = ()
+    memory: Sequence[str] = ()
 
 
 def diff(old: Settings, new: Settings, file: Settings) -> Plan:
@@ -82,6 +83,7 @@ def diff(old: Settings, new: Settings, file: Settings) -> Plan:
         admin=shared["admin"],
         metrics=tuple(changed_keys(old.metrics, new.metrics)),
         log=tuple(changed_keys(old.log, new.log)),
+        memory=tuple(changed_keys(old.memory, new.memory)),
     )
 
 

@@ -54,7 +54,9 @@ STATUS = DaemonStatus(
             engine=EngineStatus(1, "cpu", "1", "2", Blas("openblas", "/x")),
             capabilities=None,
             kv_bytes=2**20,
+            kv_budget_bytes=2**21,
             prefix_cache_bytes=0,
+            peak_bytes=2**23,
             weight_bytes=5 * 2**20,
             restarts=7,
         )

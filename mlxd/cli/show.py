@@ -104,6 +104,7 @@ def plan(body: dict[str, Any], out: Console) -> None:
         *(f"change admin: {key}" for key in changes.admin),
         *(f"change metrics: {key}" for key in changes.metrics),
         *(f"change log: {key}" for key in changes.log),
+        *(f"change memory: {key}" for key in changes.memory),
     ]
     for line in lines or ["nothing changes"]:
         out.print(line, highlight=False, markup=False)

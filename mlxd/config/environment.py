@@ -19,6 +19,7 @@ from mlxd.config.settings import (
     AdminSettings,
     DefaultsSettings,
     LogSettings,
+    MemorySettings,
     MetricsSettings,
     ModelSettings,
     ServerSettings,
@@ -89,6 +90,7 @@ def _known(ids: Iterable[str]) -> Iterator[tuple[str, tuple[Path, Any]]]:
         ("METRICS", ("metrics",), MetricsSettings),
         ("TRACES", ("traces",), TracesSettings),
         ("LOG", ("log",), LogSettings),
+        ("MEMORY", ("memory",), MemorySettings),
         ("DEFAULTS", ("defaults",), DefaultsSettings),
     ]
     for segment, spelled_so in _by_segment(ids).items():

@@ -21,6 +21,7 @@ from mlxd.config.values import (
     OptionalPath,
     Origin,
     Size,
+    SizeOrAuto,
     UnixAddress,
     is_local,
     parse_listen,
@@ -117,6 +118,12 @@ class TracesSettings(Table):
     endpoint: Annotated[OptionalEndpoint, AfterValidator(_with_otel)] = None  # None = no traces
 
 
+class MemorySettings(Table):
+    """`[memory]`."""
+
+    budget: SizeOrAuto = None  # bytes; None = what the device can give
+
+
 class LogSettings(Table):
     """`[log]`."""
 
@@ -145,6 +152,7 @@ class BatchSettings(Table):
     prefill_budget: int = Field(512, ge=16)
     queue: int = Field(256, ge=0)
     prefix_cache: Size = Field(2**30, ge=0)
+    kv_budget: SizeOrAuto = None  # bytes; None = a share of memory.budget
 
 
 class PolicySettings(Table):
@@ -224,6 +232,7 @@ class Settings(Table):
     metrics: MetricsSettings = MetricsSettings()
     traces: TracesSettings = TracesSettings()
     log: LogSettings = LogSettings()
+    memory: MemorySettings = MemorySettings()
     models: Annotated[dict[ModelId, ModelSettings], AfterValidator(_at_least_one)] = Field(
         description="at least one [models.ID] table"
     )

@@ -144,6 +144,10 @@ def _size(value: object, info: ValidationInfo) -> object:
     return value
 
 
+def _size_or_auto(value: object, info: ValidationInfo) -> object:
+    return None if value == "auto" or value is None else _size(value, info)
+
+
 def _listen(value: str, info: ValidationInfo) -> str:
     address = parse_listen(value)
     if isinstance(address, UnixAddress):
@@ -178,6 +182,7 @@ def _matching(pattern: re.Pattern[str], expected: str) -> AfterValidator:
 Duration = Annotated[float, BeforeValidator(_duration)]
 OptionalDuration = Annotated[float | None, BeforeValidator(_optional_duration)]
 Size = Annotated[int, BeforeValidator(_size)]
+SizeOrAuto = Annotated[int | None, BeforeValidator(_size_or_auto)]
 Listen = Annotated[str, AfterValidator(_listen)]
 OptionalPath = Annotated[Annotated[str, Field(min_length=1)] | None, AfterValidator(_optional_path)]
 OptionalEndpoint = Annotated[str | None, AfterValidator(_endpoint)]

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from mlxd.engine import budgets
 from mlxd.engine.pace import Pace, plan
-from mlxd.engine.port import RowFailed, Runner, SerialSteps
+from mlxd.engine.port import Chunk, RowFailed, Runner, SerialSteps
 from mlxd.engine.rows import Row
 from mlxd.wire import (
     BatchTuning,
@@ -105,7 +105,7 @@ class Scheduler:
     def phase(self) -> Phase:
         """What the next step will spend its time on, and how much that may be."""
         name = "prefill" if self._prefilling else "step"
-        due = [(chunk.start, len(chunk.tokens)) for _row, chunk in self._plan_prefill()]
+        due = [(chunk.start, len(chunk.tokens)) for _row, chunk in self._planned()]
         if self._serial is not None:
             row = self._serial[0]
             name, due = "serial", [(row.prefilled, min(row.to_prefill, self.tuning.prefill_chunk))]
@@ -231,10 +231,13 @@ class Scheduler:
         self._waiting.appendleft(row)
         self._events.append(Preempted(row.id))
 
+    def _planned(self) -> list[tuple[Row, Chunk]]:
+        seconds = self.pace.limit if self._decoding else math.inf
+        return plan(self._prefilling, self.tuning, self.pace, seconds)
+
     def _prefill(self) -> None:
         """Enqueue this iteration's share of prompts and seat the rows that are through."""
-        seconds = self.pace.limit if self._decoding else math.inf
-        planned = plan(self._prefilling, self.tuning, self.pace, seconds)
+        planned = self._planned()
         try:
             if planned:
                 self.runner.prefill([chunk for _row, chunk in planned])

@@ -8,6 +8,7 @@ from mlxd.errors import BadRequest, QueueFull
 from mlxd.gateway.ledger import Ledger
 from mlxd.gateway.terms import Terms
 from mlxd.gateway.waiting import startable
+from mlxd.memory import row_needs
 from mlxd.policy import Reject, Take, decide
 from mlxd.serving import Generation
 from mlxd.wire import Capabilities, Lane
@@ -26,6 +27,26 @@ def choose_lane(
             code="rejected_by_policy",
         )
     return answer
+
+
+def check_memory(generation: Generation, capabilities: Capabilities, kv_budget: int | None) -> None:
+    """Refuse what could never fit, not even alone.
+
+    Args:
+        kv_budget: bytes; None = none is known.
+
+    Raises:
+        BadRequest: with the figures.
+    """
+    prompt, most = len(generation.prompt), generation.max_tokens
+    needed = row_needs(capabilities.row_bytes, prompt, most)
+    if kv_budget is not None and needed > kv_budget:
+        raise BadRequest(
+            f"{prompt} prompt tokens and up to {most} more take {needed} bytes of KV; "
+            f"this model's share of the memory budget is {kv_budget}",
+            param="max_tokens",
+            code="exceeds_memory",
+        )
 
 
 def check_queue(

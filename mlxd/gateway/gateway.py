@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 
 from mlxd.errors import Draining, ModelNotReady, TimedOut
 from mlxd.gateway import endings
-from mlxd.gateway.admission import check_queue, choose_lane, retry_after
+from mlxd.gateway.admission import check_memory, check_queue, choose_lane, retry_after
 from mlxd.gateway.endings import Ending
 from mlxd.gateway.inengine import InEngine, Send, suspected
 from mlxd.gateway.ledger import Ledger
@@ -23,7 +23,18 @@ from mlxd.gateway.waiting import Standing, WaitingLine
 from mlxd.holds import Holds
 from mlxd.operations import LiveRequests
 from mlxd.serving import Generation
-from mlxd.wire import BatchTuning, Capabilities, Finished, Lane, Retune, Started, Step, ToEngine
+from mlxd.wire import (
+    BatchTuning,
+    Budget,
+    Capabilities,
+    Finished,
+    Lane,
+    Preempted,
+    Retune,
+    Started,
+    Step,
+    ToEngine,
+)
 
 #: Requests that the engine holds beyond its free rows, so that a row that ends
 #: is followed at once. More would take the order out of this gateway's hands.
@@ -49,7 +60,8 @@ class Gateway:
         self._live = Holds()  # requests that have not ended
         self._undelivered = Holds()  # tickets whose consumer has not left
         self._timers: dict[int, asyncio.TimerHandle] = {}
-        self.kv_bytes = self.prefix_cache_bytes = 0
+        self.kv_bytes = self.prefix_cache_bytes = self.peak_bytes = 0
+        self.kv_budget: int | None = None  # bytes; None = not told yet
 
     # --- a request
 
@@ -67,7 +79,9 @@ class Gateway:
             self._leave(ticket)
 
     def _accept(self, generation: Generation) -> Ticket:
-        take = choose_lane(generation, self._terms, self._check_open(), self._ledger)
+        capabilities = self._check_open()
+        take = choose_lane(generation, self._terms, capabilities, self._ledger)
+        check_memory(generation, capabilities, self.kv_budget)
         running = [ticket.lane for ticket in self._engine.live()]
         line = [ticket.lane for ticket in self._waiting()]
         check_queue(running, [*line, take.lane], self._terms, self._ledger)
@@ -122,6 +136,8 @@ class Gateway:
         """
         self._capabilities = capabilities
         self._engine.attach(send)
+        if self.kv_budget is not None:
+            self._engine.tell(Budget(self.kv_budget))
         if loaded != self._terms.tuning:
             self._engine.tell(Retune(self._terms.tuning))
         self._hand_out()
@@ -166,8 +182,14 @@ class Gateway:
         self._ledger.started(ticket, asyncio.get_running_loop().time())
         self._hand_out()
 
+    def preempted(self, frame: Preempted) -> None:
+        """A row gave way to older ones, and will go on. Raises ProtocolError for an unknown id."""
+        self._engine.find(frame.id)
+        self._ledger.preempted()
+
     def stepped(self, frame: Step) -> None:
         """One iteration. Raises ProtocolError for an unknown id."""
+        self.peak_bytes = frame.peak_bytes
         self.kv_bytes = frame.kv_bytes
         self.prefix_cache_bytes = frame.prefix_bytes
         self._ledger.stepped(frame)
@@ -203,6 +225,12 @@ class Gateway:
         if terms.tuning != tuning:
             self._engine.tell(Retune(terms.tuning))
         self._hand_out()
+
+    def allow(self, kv_bytes: int) -> None:
+        """How much KV the engine may hold from now on."""
+        if kv_bytes != self.kv_budget:
+            self.kv_budget = kv_bytes
+            self._engine.tell(Budget(kv_bytes))
 
     def cut(self) -> None:
         """The drain's deadline: what runs ends with what it has, what waits or comes fails."""

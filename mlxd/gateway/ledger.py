@@ -59,6 +59,10 @@ class Ledger:
         """A request runs again: the engine that had it died before it gave a token."""
         self._metrics.replayed()
 
+    def preempted(self) -> None:
+        """A row gave way to older ones where memory was short."""
+        self._metrics.preempted()
+
     def restarted(self) -> None:
         """Another engine is started in the place of one that died."""
         self._metrics.restarted()

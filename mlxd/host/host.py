@@ -116,6 +116,11 @@ class Host:
         return self._gateway.kv_bytes
 
     @property
+    def kv_budget(self) -> int:
+        """Bytes that KV and prefix cache may take; 0 before an engine was ready."""
+        return self._gateway.kv_budget or 0
+
+    @property
     def prefix_cache_bytes(self) -> int:
         """Bytes of the engine's prefix cache."""
         return self._gateway.prefix_cache_bytes
@@ -166,7 +171,9 @@ class Host:
             engine=None if run is None else run.engine(),
             capabilities=None if loaded is None else loaded.capabilities,
             kv_bytes=self.kv_bytes,
+            kv_budget_bytes=self.kv_budget,
             prefix_cache_bytes=self.prefix_cache_bytes,
+            peak_bytes=self._gateway.peak_bytes,
             weight_bytes=0 if loaded is None else loaded.weight_bytes,
             restarts=self._life.restarts,
         )

@@ -132,6 +132,7 @@ class Life:
             if self.stage is not State.STOPPED:
                 self.stage = State.STARTING
             self._gateway.detach("its process has ended")
+            self._means.memory.leave(self)
         return await run.post_mortem()
 
     async def _load(self, run: EngineRun, folder: Path) -> None:
@@ -160,6 +161,8 @@ class Life:
             raise CannotServe("it came back as another model: its files have changed")
         self.loaded = ready
         self._offer(self._tokenizer, ready.capabilities)
+        # Before it can have rows: it must know its share, and the others theirs.
+        self._means.memory.join(self, ready, self._terms.batch.kv_budget, self._gateway.allow)
         self._gateway.attach(ready.capabilities, tuning, run.send)
         self.stage = State.READY
         self.reason = None

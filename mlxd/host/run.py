@@ -21,6 +21,7 @@ from mlxd.host.link import EngineLink, engine_environment
 from mlxd.host.restarts import RestartPolicy
 from mlxd.host.scratch import scratch
 from mlxd.host.watchdog import Watchdog, WatchPolicy
+from mlxd.memory import MemoryBudget
 from mlxd.metrics import Metrics
 from mlxd.operations import EngineStatus, PhaseStatus
 from mlxd.text.tokenizer import Tokenizer
@@ -31,6 +32,7 @@ from mlxd.wire import (
     Hello,
     LoadFailed,
     Phase,
+    Preempted,
     Ready,
     Start,
     Started,
@@ -70,6 +72,7 @@ class Means:
     metrics: Metrics
     restarts: RestartPolicy
     watch: WatchPolicy
+    memory: MemoryBudget
 
 
 class EngineRun:
@@ -214,6 +217,8 @@ class EngineRun:
                 gateway.stepped(frame)
             case Started():
                 gateway.started(frame)
+            case Preempted():
+                gateway.preempted(frame)
             case Finished():
                 gateway.finished(frame)
                 self.worked |= frame.reason in _BY_ITSELF

@@ -44,7 +44,7 @@ class ModelMetrics:
         self._discarded = metrics.discarded_tokens.labels(model)
         self._replays = metrics.replays.labels(model)
         self._restarts = metrics.engine_restarts.labels(model)
-        metrics.preemptions.labels(model)  # no row is ever preempted yet
+        self._preemptions = metrics.preemptions.labels(model)
         self._vllm = metrics.vllm.of(model)
         self._step_seconds = metrics.step_seconds.labels(model)
         self._step_rows = metrics.step_rows.labels(model)
@@ -103,6 +103,10 @@ class ModelMetrics:
     def replayed(self) -> None:
         """A request runs again on a new engine."""
         self._replays.inc()
+
+    def preempted(self) -> None:
+        """A row gave up its state, to be computed again."""
+        self._preemptions.inc()
 
     def restarted(self) -> None:
         """An engine that died is followed by another."""

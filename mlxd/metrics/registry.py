@@ -51,6 +51,10 @@ class Figures(Protocol):
         """Bytes of KV that the engine holds."""
 
     @property
+    def kv_budget(self) -> int:
+        """Bytes that KV and the prefix cache may take together."""
+
+    @property
     def prefix_cache_bytes(self) -> int:
         """Bytes of the engine's prefix cache."""
 
@@ -133,6 +137,9 @@ class Metrics:
             "mlxd_waiting_requests", "Admitted requests without a row.", "lane"
         )
         self.batch_width = gauge("mlxd_batch_width", "Rows that may decode together.")
+        self.kv_budget_bytes = gauge(
+            "mlxd_kv_budget_bytes", "Bytes that KV and the prefix cache may take together."
+        )
         self.kv_bytes = gauge("mlxd_kv_bytes", "Bytes of KV held by the engine.")
         self.prefix_cache_bytes = gauge(
             "mlxd_prefix_cache_bytes", "Bytes of the engine's prefix cache."
@@ -249,6 +256,7 @@ class Metrics:
             self.waiting_requests.labels(model, lane).set_function(total(waiting(lane)))
         for state in State:
             self.model_state.labels(model, state).set_function(shown(is_in(state)))
+        self.kv_budget_bytes.labels(model).set_function(total(lambda figures: figures.kv_budget))
         self.kv_bytes.labels(model).set_function(total(lambda figures: figures.kv_bytes))
         self.prefix_cache_bytes.labels(model).set_function(
             total(lambda figures: figures.prefix_cache_bytes)

@@ -104,6 +104,11 @@ class Bench:
         """As the engine said."""
         return self.gateway.kv_bytes
 
+    @property
+    def kv_budget(self) -> int:
+        """As the gateway was told."""
+        return self.gateway.kv_budget or 0
+
     def running(self, lane: Lane) -> int:
         """Of the gateway."""
         return self.gateway.running(lane)

@@ -40,7 +40,9 @@ MODEL = ModelStatus(
     engine=None,
     capabilities=None,
     kv_bytes=1,
+    kv_budget_bytes=9,
     prefix_cache_bytes=2,
+    peak_bytes=8,
     weight_bytes=2,
     restarts=0,
 )

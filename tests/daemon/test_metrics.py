@@ -21,6 +21,7 @@ class Figures:
         self.rows = rows
         self.width = 4
         self.kv_bytes = 10 * rows
+        self.kv_budget = 100
         self.prefix_cache_bytes = 0
         self.state = state
         self.draining = state is State.DRAINING

@@ -36,6 +36,7 @@ from mlxd.errors import (
 )
 from mlxd.host.fetcher import Fetcher
 from mlxd.host.run import Means
+from mlxd.memory import MemoryBudget
 from mlxd.metrics import Metrics
 from mlxd.serving import Identity, Served
 from mlxd.supervisor import Supervisor
@@ -69,6 +70,7 @@ class House:
             metrics=Metrics(self.registry),
             restarts=QUICK_RESTARTS,
             watch=QUICK_WATCH,
+            memory=MemoryBudget(None),
         )
         self.supervisor = Supervisor(self.file, means, self.read, self.in_force.append)
 
