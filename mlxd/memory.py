@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from mlxd.wire import Ready
@@ -51,6 +51,13 @@ class MemoryBudget:
         needs = Needs(ready.weight_bytes, ready.working_bytes, kv)
         self._members[key] = Member(needs, ready.device_bytes, allow)
         self._share_out()
+
+    def grant(self, key: Hashable, kv: int | None) -> None:
+        """The configuration grants an engine another amount, if it ever joined."""
+        member = self._members.get(key)
+        if member is not None and member.needs.kv != kv:
+            self._members[key] = replace(member, needs=replace(member.needs, kv=kv))
+            self._share_out()
 
     def leave(self, key: Hashable) -> None:
         """An engine is gone, if it ever joined: the others get what it had."""

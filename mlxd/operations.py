@@ -59,6 +59,7 @@ class ModelStatus:
     prefix_cache_bytes: int
     peak_bytes: int  # the most that the engine held since its readiness, weights included
     weight_bytes: int
+    working_bytes: int  # what a step or a chunk of prefill takes beside weights and KV
     restarts: int
 
 

@@ -58,6 +58,7 @@ STATUS = DaemonStatus(
             prefix_cache_bytes=0,
             peak_bytes=2**23,
             weight_bytes=5 * 2**20,
+            working_bytes=2**20,
             restarts=7,
         )
     ],

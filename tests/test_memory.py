@@ -55,6 +55,17 @@ def test_every_engine_is_told_whenever_the_split_changes() -> None:
     assert told == [("a", 800), ("a", 300), ("b", 300), ("a", 100), ("b", 100), ("b", 400)]
 
 
+def test_a_grant_can_change_while_its_engine_serves() -> None:
+    """As by a reload; a grant to nobody is no error."""
+    told: list[int] = []
+    budget = MemoryBudget(1000)
+    budget.grant("a", 100)
+    budget.join("a", ready(200), None, told.append)
+    budget.grant("a", 300)
+    budget.grant("a", 300)
+    assert told == [800, 300]
+
+
 def test_without_a_configured_budget_the_device_says_what_there_is() -> None:
     """The smallest counts, where engines disagree."""
     told: dict[str, int] = {}

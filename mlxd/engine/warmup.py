@@ -27,9 +27,9 @@ from mlxd.wire import BatchTuning, Capabilities, Lane, Sampling, Submit
 REASON_CACHE = "cache"
 
 #: While rows decode, an iteration's prefill may take this many times as long as its
-#: step by the costs of lone prompts; several together take less, so that the gap
-#: between two tokens stays at about 4 times the quiet one.
-PREFILL_PER_STEP = 4.0
+#: step by the costs of lone prompts; with the step itself, the gap between two tokens
+#: stays at about 4 times the quiet one.
+PREFILL_PER_STEP = 3.0
 #: A chunk of this many tokens is prefilled at the start of a context and behind so many
 #: others, to find out what a token costs and what the others add. The best of a few
 #: passes counts: what else the machine does can only slow them.

@@ -175,6 +175,7 @@ class Host:
             prefix_cache_bytes=self.prefix_cache_bytes,
             peak_bytes=self._gateway.peak_bytes,
             weight_bytes=0 if loaded is None else loaded.weight_bytes,
+            working_bytes=0 if loaded is None else loaded.working_bytes,
             restarts=self._life.restarts,
         )
 

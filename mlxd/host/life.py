@@ -93,6 +93,7 @@ class Life:
         self._settings = settings
         self._terms = terms
         self._gateway.retune(terms)
+        self._means.memory.grant(self, terms.batch.kv_budget)
         if self.served is not None:
             self._offer(self.served.tokenizer, self.served.capabilities)
 

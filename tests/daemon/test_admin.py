@@ -44,6 +44,7 @@ MODEL = ModelStatus(
     prefix_cache_bytes=2,
     peak_bytes=8,
     weight_bytes=2,
+    working_bytes=1,
     restarts=0,
 )
 CONFIGURATION = Configuration("abc", {"models": {}}, ["models.tiny.batch.width"])

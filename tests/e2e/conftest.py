@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,14 +20,23 @@ READY_WITHIN = 300
 @pytest.fixture(scope="package")
 def base(starter_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The base URL of a daemon that is ready; it must end with status 0 when asked to."""
-    folder = tmp_path_factory.mktemp("e2e")
-    config = folder / "mlxd.toml"
-    config.write_text(
-        '[server]\nlisten = "127.0.0.1:0"\n[log]\nformat = "json"\n'
+    models = (
         f'[models.starter]\nsource = "{starter_path}"\naliases = ["default"]\ncontext = 2048\n'
         # What the tests send to have the serial lane.
         '[models.starter.policy]\nlogit_bias = "serial"\n'
     )
+    with daemon(tmp_path_factory.mktemp("e2e"), models) as url:
+        yield url
+
+
+@contextmanager
+def daemon(folder: Path, models: str) -> Iterator[str]:
+    """A daemon that serves these tables, ready, on a port of the system; its base URL.
+
+    When the context exits it is asked to end, and must do so with status 0.
+    """
+    config = folder / "mlxd.toml"
+    config.write_text(f'[server]\nlisten = "127.0.0.1:0"\n[log]\nformat = "json"\n{models}')
     command = [sys.executable, "-m", "mlxd", "serve", "--config", str(config)]
     log = (folder / "log").open("w+")
     with log, subprocess.Popen(command, stderr=log, stdin=subprocess.DEVNULL) as process:
