@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import socket
 from pathlib import Path
@@ -75,11 +76,33 @@ async def test_sigterm_finishes_what_was_accepted(place: Place):
         assert await daemon.ended() == 0
 
 
-async def waits(daemon: Daemon) -> bool:
-    """Whether a request waits for a row."""
+async def test_sigterm_truncates_none_of_many_streams(place: Place):
+    """Thirty-two streams, most of which wait for a row: each ends by itself, and the exit is 0."""
+    place.write(env=f'FAKE_GATE = "{place.gate}"')
+    async with place.serving() as daemon:
+
+        async def text() -> str:
+            return await (await daemon.stream(20)).text()
+
+        streams = [asyncio.create_task(text()) for _ in range(32)]
+        await eventually(lambda: waits(daemon, 30))
+        daemon.signal(signal.SIGTERM)
+        await daemon.logged("draining")
+        place.gate.touch()
+
+        for stream in asyncio.as_completed(streams):
+            answer = await stream
+            assert answer.count('"finish_reason":"length"') == 1
+            assert answer.rstrip().endswith("[DONE]")
+            assert "".join(re.findall(r'"text":"(\w+)"', answer)) == "abcdefghijklmnopqrst"
+        assert await daemon.ended() == 0
+
+
+async def waits(daemon: Daemon, count: int = 1) -> bool:
+    """Whether so many requests wait for a row."""
     async with daemon.client.get(f"{daemon.base}/admin/status") as answer:
         (model,) = (await answer.json())["models"]
-    return bool(model["waiting"]["batch"])
+    return int(model["waiting"]["batch"]) >= count
 
 
 async def test_deadline_cuts_with_partial_text(place: Place):
