@@ -132,7 +132,7 @@ class Life:
             # Whatever ended it, nobody waits for the process to be gone as well.
             if self.stage is not State.STOPPED:
                 self.stage = State.STARTING
-            self._gateway.detach("its process has ended")
+            self._gateway.detach(run.end)
             self._means.memory.leave(self)
         return await run.post_mortem()
 

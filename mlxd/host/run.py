@@ -177,6 +177,11 @@ class EngineRun:
         return f"the engine ended with {how}" + (f": {told}" if told else "")
 
     @property
+    def end(self) -> str:
+        """Why it serves no more, as far as that is known at once."""
+        return "its process has ended" if self._hung is None else "it made no progress"
+
+    @property
     def words(self) -> tuple[str, ...]:
         """The last lines that it printed."""
         return self.link.last_words

@@ -12,6 +12,7 @@ from msgspec import Meta
 from mlxd.config import LiveTable
 from mlxd.config.values import seconds
 from mlxd.errors import BadRequest, ConfigError, Forbidden
+from mlxd.http import ui
 from mlxd.http.body import json_response, parse_object, read_bytes
 from mlxd.http.context import CONTEXT
 from mlxd.operations import Configuration, ModelStatus, Operations
@@ -65,6 +66,7 @@ def admin_routes(operations: Operations) -> list[web.RouteDef]:
         web.post("/admin/models/{model:.+}/unload", _direct(admin.unload)),
         web.post("/admin/models/{model:.+}/restart", _direct(admin.restart)),
         web.post("/admin/models/{model:.+}/cache/clear", _direct(admin.clear_cache)),
+        web.get("/admin/ui", _direct(ui.page)),
         web.get("/admin/requests", _direct(admin.requests)),
         web.delete("/admin/requests/{request}", _direct(admin.cancel)),
     ]

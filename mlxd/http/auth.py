@@ -14,6 +14,9 @@ from mlxd.errors import Forbidden, Unauthorized
 from mlxd.serving import ANYBODY, Caller
 
 _PROBES = frozenset({"/livez", "/readyz", "/health"})
+# A browser cannot send the token with a page that is typed in. This one tells nothing: what it
+# shows it asks for, with the token that it is given.
+_PAGE = "/admin/ui"
 # Whatever a router or a proxy may take for it.
 _ADMIN = re.compile(r"/+admin(?:/|$)", re.IGNORECASE)
 _BEARER = re.compile(r"bearer +(\S+) *", re.IGNORECASE)
@@ -55,7 +58,7 @@ class Access:
 
 def scope_of(path: str) -> Scope:
     """What this path, decoded, belongs to; what is not known to be open is not."""
-    if path in _PROBES:
+    if path in _PROBES or path == _PAGE:
         return Scope.PROBE
     if path == "/metrics":
         return Scope.METRICS

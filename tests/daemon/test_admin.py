@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -395,3 +398,33 @@ async def test_requests_are_listed_and_ended(client: Client, operations: FakeOpe
     assert listed["requests"][0]["id"] == "r1"
     assert await ended.json() == {"cancelled": 2}
     assert operations.asked == [("cancel", "r1")]
+
+
+async def test_ui_is_a_page_that_runs_nothing_but_its_own_code(client: Client):
+    """Its policy names its script and style by their hashes; it loads nothing from elsewhere."""
+    answer = await client.get("/admin/ui")
+
+    text = await answer.text()
+    policy = answer.headers["Content-Security-Policy"]
+    (script,) = re.findall("<script>(.*?)</script>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert (answer.status, answer.content_type) == (200, "text/html")
+    assert f"script-src 'sha256-{digest}'" in policy
+    assert "default-src 'none'" in policy
+    assert "http" not in text
+
+
+async def test_ui_calls_only_what_there_is(client: Client):
+    """Every path in its script is answered by a route."""
+    script = await (await client.get("/admin/ui")).text()
+    calls = re.findall(r'call\("(\w+)", "(/admin/\w+)"', script)
+
+    assert {path for _method, path in calls} == {
+        "/admin/status",
+        "/admin/requests",
+        "/admin/drain",
+        "/admin/resume",
+        "/admin/reload",
+    }
+    for method, path in calls:
+        assert (await client.request(method, path)).status == 200
