@@ -10,10 +10,11 @@ import structlog
 
 from mlxd.config import Settings
 from mlxd.draining import finish, stop_all
-from mlxd.errors import ConfigError, NotFound
+from mlxd.errors import ConfigError, Conflict, NotFound
 from mlxd.host import Host
 from mlxd.host.run import Means
 from mlxd.lifecycle import State
+from mlxd.plan import Plan
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -43,12 +44,46 @@ class Fleet:
         self._means = means
         hosts = {model_id: self._host(model_id, settings) for model_id in settings.models}
         self.now = Snapshot(settings, settings, hosts)
+        self.stopping = False
         self._building: set[Host] = set()  # not serving yet
         self._retiring: dict[Host, asyncio.Task[None]] = {}  # serving no more
 
     def __iter__(self) -> Iterator[Host]:
         """All of them, whatever they do."""
         return iter((*self.now.hosts.values(), *self._building, *self._retiring))
+
+    async def build_all(self, plan: Plan, settings: Settings) -> dict[str, Host]:
+        """Everything new of a plan, ready to serve, beside what serves.
+
+        Where memory has no room for both, the old one goes first, and comes back if what was
+        to follow it cannot be had.
+
+        Raises:
+            ConfigError: naming each that cannot be had; nothing has changed.
+            Conflict: the daemon is stopping.
+        """
+        beside = [*plan.add, *(m for m in plan.replace if m not in plan.drain_first)]
+        built = await self.build(beside, settings)
+        gone: list[Host] = []
+        try:
+            self.refuse_while_stopping()
+            for model_id in plan.drain_first:
+                gone.append(self.now.hosts[model_id])
+                await self.unload(gone[-1])
+                self.refuse_while_stopping()
+                built |= await self.build([model_id], settings)
+                self.refuse_while_stopping()
+        except BaseException:
+            await self.discard(built.values())
+            for host in gone if not self.stopping else ():
+                self.renew(host.id, draining=host.draining)
+            raise
+        return built
+
+    def refuse_while_stopping(self) -> None:
+        """Raises Conflict when the daemon is stopping."""
+        if self.stopping:
+            raise Conflict("the daemon is stopping")
 
     async def build(self, model_ids: Iterable[str], settings: Settings) -> dict[str, Host]:
         """New hosts of these models, ready to serve; cancelled or failed, none of them stays.
@@ -69,6 +104,21 @@ class Fleet:
         finally:
             self._building -= set(built.values())
         return built
+
+    async def unload(self, host: Host) -> None:
+        """Let a model finish what it has, up to `drain_timeout`, cut the rest, end its engine."""
+        drained = host.draining
+        host.drain()
+        await finish([host], self.now.settings.server.drain_timeout, host.delivered)
+        await host.stop()
+        if not drained:
+            host.resume()  # a drain of its own would outlive the next load
+        log.info("model unloaded", model=host.id)
+
+    def room(self) -> int | None:
+        """Bytes for another engine beside all that are loaded and what their rows hold now."""
+        free = self._means.memory.free
+        return None if free is None else free - sum(h.kv_bytes + h.prefix_cache_bytes for h in self)
 
     async def discard(self, hosts: Iterable[Host]) -> None:
         """End hosts that were built and are not wanted after all."""

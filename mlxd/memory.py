@@ -69,12 +69,21 @@ class MemoryBudget:
         self._configured = configured
         self._share_out()
 
+    @property
+    def free(self) -> int | None:
+        """Bytes that weights and work leave for KV; None while nothing is known of the device."""
+        if (budget := self._budget()) is None:
+            return None
+        return budget - sum(m.needs.weights + m.needs.working for m in self._members.values())
+
+    def _budget(self) -> int | None:
+        if self._configured is not None:
+            return self._configured
+        return min((member.device for member in self._members.values()), default=None)
+
     def _share_out(self) -> None:
-        if not self._members:
+        if (budget := self._budget()) is None:
             return
-        budget = self._configured
-        if budget is None:
-            budget = min(member.device for member in self._members.values())
         needs = {key: member.needs for key, member in self._members.items()}
         for key, kv_bytes in shares(budget, needs).items():
             self._members[key].allow(kv_bytes)

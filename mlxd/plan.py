@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pydantic import BaseModel
 
@@ -28,6 +28,8 @@ FIXED_KEYS = frozenset(
 class Plan:
     """What happens to each model, and which keys are the cause.
 
+    What is replaced serves until its new engine is ready, but for those of `drain_first`:
+    where memory has no room for both, the old one finishes what it has and ends before.
     `undo` names live changes that the file does not have: they are among the causes.
     """
 
@@ -35,6 +37,7 @@ class Plan:
     retune: Mapping[str, Sequence[str]] = field(default_factory=dict)
     add: Sequence[str] = ()
     replace: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    drain_first: Sequence[str] = ()
     remove: Sequence[str] = ()
     undo: Mapping[str, Sequence[str]] = field(default_factory=dict)
     server: Sequence[str] = ()
@@ -85,6 +88,24 @@ def diff(old: Settings, new: Settings, file: Settings) -> Plan:
         log=tuple(changed_keys(old.log, new.log)),
         memory=tuple(changed_keys(old.memory, new.memory)),
     )
+
+
+def with_room(plan: Plan, needs: Mapping[str, int], free: int | None) -> Plan:
+    """The plan, with those told that have no room beside what they replace.
+
+    Args:
+        needs: bytes of the engines that are replaced, without KV: as much as the new ones take.
+        free: bytes that there are; None where that is not known, and all are taken to fit.
+    """
+    if free is None:
+        return plan
+    drain_first = []
+    for model_id in plan.replace:
+        if needs[model_id] > free:
+            drain_first.append(model_id)
+        else:
+            free -= needs[model_id]
+    return replace(plan, drain_first=tuple(drain_first))
 
 
 def live_changes(file: Settings, now: Settings) -> list[str]:

@@ -25,7 +25,7 @@ from mlxd.operations import (
     ModelStatus,
     RequestStatus,
 )
-from mlxd.plan import Plan, diff, live_changes
+from mlxd.plan import Plan, diff, live_changes, with_room
 from mlxd.serving import Identity, Served
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -52,7 +52,6 @@ class Supervisor:
         self._fleet = Fleet(settings, means)
         self._changing = asyncio.Lock()  # one change at a time; others wait for their turn
         self._draining = False
-        self._stopping = False
         means.metrics.configured()
 
     # --- serving.Directory
@@ -78,7 +77,7 @@ class Supervisor:
     def ready(self, name: str | None = None) -> bool:
         """Whether the daemon, or one model, should be sent traffic. Raises NotFound."""
         if name is not None:
-            return self._fleet.now.find(name).state is State.READY and not self._stopping
+            return self._fleet.now.find(name).state is State.READY and not self._fleet.stopping
         return self._state() == "ready"
 
     # --- start and stop
@@ -95,7 +94,7 @@ class Supervisor:
         Args:
             delivered: waits until every answer has been sent to its end.
         """
-        self._stopping = True
+        self._fleet.stopping = True
         hosts = [*self._fleet.now.hosts.values()]
         for host in hosts:
             host.drain()
@@ -149,7 +148,7 @@ class Supervisor:
 
     def resume(self, model: str | None) -> DaemonStatus:
         """Admit again. Raises NotFound, or Conflict when the daemon is stopping."""
-        self._refuse_while_stopping()
+        self._fleet.refuse_while_stopping()
         for host in self._select(model):
             host.resume()
         self._draining = False
@@ -166,10 +165,10 @@ class Supervisor:
         """Read the configuration again and, unless `dry_run`, apply the plan."""
         async with self._change():
             if dry_run:
-                return diff(self._fleet.now.settings, self._read(), self._fleet.now.file)
+                return self._planned(self._read())
             try:
                 settings = self._read()
-                plan = diff(self._fleet.now.settings, settings, self._fleet.now.file)
+                plan = self._planned(settings)
                 await self._apply(plan, settings, settings)
             except ConfigError as error:
                 self._metrics.reloaded(success=False)
@@ -218,20 +217,14 @@ class Supervisor:
         """Drain a model up to `drain_timeout`, cut what is left, and end its engine."""
         async with self._change():
             host = self._fleet.now.find(model)
-            drained = host.draining
-            host.drain()
-            await finish([host], self.server.drain_timeout, host.delivered)
-            await host.stop()
-            if not drained:
-                host.resume()  # a drain of its own would outlive the next load
-            log.info("model unloaded", model=host.id)
+            await self._fleet.unload(host)
             return host.status()
 
     async def restart(self, model: str) -> ModelStatus:
         """Give a model a new engine, and let the old one finish what it has."""
         async with self._change():
             host = self._fleet.now.find(model)
-            plan = Plan(replace={host.id: ()})
+            plan = self._with_room(Plan(replace={host.id: ()}))
             await self._apply(plan, self._fleet.now.settings, self._fleet.now.file)
             return self._fleet.now.hosts[host.id].status()
 
@@ -252,18 +245,25 @@ class Supervisor:
 
     # --- inside
 
+    def _planned(self, settings: Settings) -> Plan:
+        now = self._fleet.now
+        return self._with_room(diff(now.settings, settings, now.file))
+
+    def _with_room(self, plan: Plan) -> Plan:
+        needs = {
+            model_id: self._fleet.now.hosts[model_id].engine_bytes for model_id in plan.replace
+        }
+        return with_room(plan, needs, self._fleet.room())
+
     @asynccontextmanager
     async def _change(self) -> AsyncIterator[None]:
         async with self._changing:
-            self._refuse_while_stopping()
+            self._fleet.refuse_while_stopping()
             yield
 
     async def _apply(self, plan: Plan, settings: Settings, file: Settings) -> None:
         """Build everything new, swap once, then drain what is old."""
-        built = await self._fleet.build([*plan.add, *plan.replace], settings)
-        if self._stopping:
-            await self._fleet.discard(built.values())
-        self._refuse_while_stopping()
+        built = await self._fleet.build_all(plan, settings)
 
         # From here on nothing waits and nothing fails.
         old = self._fleet.swap(settings, built, draining=self._draining, file=file)
@@ -277,14 +277,10 @@ class Supervisor:
 
     def _state(self) -> Literal["starting", "ready", "draining", "stopping", "unavailable"]:
         hosts = self._fleet.now.hosts.values()
-        if self._stopping:
+        if self._fleet.stopping:
             return "stopping"
         if self._draining:
             return "draining"
         if any(host.state is State.READY for host in hosts):
             return "ready" if all(host.was_ready for host in hosts) else "starting"
         return "starting" if any(host.state is State.STARTING for host in hosts) else "unavailable"
-
-    def _refuse_while_stopping(self) -> None:
-        if self._stopping:
-            raise Conflict("the daemon is stopping")

@@ -94,10 +94,17 @@ def drained(body: dict[str, Any], out: Console) -> None:
 def plan(body: dict[str, Any], out: Console) -> None:
     """One line for everything that changes, with the keys that are the cause."""
     changes = msgspec.convert(body["plan"], Plan)
+
+    def drains_first(model: str) -> str:
+        return " (drains first: no room for both)" if model in changes.drain_first else ""
+
     lines = [
         *(f"add {model}" for model in changes.add),
         *(f"remove {model}" for model in changes.remove),
-        *(f"replace {model}: {', '.join(keys)}" for model, keys in changes.replace.items()),
+        *(
+            f"replace {model}{drains_first(model)}: {', '.join(keys)}"
+            for model, keys in changes.replace.items()
+        ),
         *(f"retune {model}: {', '.join(keys)}" for model, keys in changes.retune.items()),
         *(f"undo {model}: {', '.join(keys)}" for model, keys in changes.undo.items()),
         *(f"change server: {key}" for key in changes.server),

@@ -111,6 +111,12 @@ class Host:
         return self._terms.batch.width
 
     @property
+    def engine_bytes(self) -> int:
+        """Bytes of weights and of work that its engine takes, KV left out; 0 while unknown."""
+        loaded = self._life.loaded
+        return 0 if loaded is None else loaded.weight_bytes + loaded.working_bytes
+
+    @property
     def kv_bytes(self) -> int:
         """Bytes of KV that the engine holds."""
         return self._gateway.kv_bytes

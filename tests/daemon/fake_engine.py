@@ -58,6 +58,7 @@ STEP_SECONDS = 0.002
 BUDGET = float(os.environ.get("FAKE_BUDGET", "60"))
 GATED_TOKENS = 3
 CONTEXT = 100_000
+WEIGHTS = 12345  # bytes
 KV_BYTES = 1000  # of one row
 
 
@@ -136,7 +137,7 @@ class Engine:
         only = os.environ.get("FAKE_BATCHABLE")
         batchable = list(TRAITS) if only is None else [only]
         capabilities = Capabilities(256, CONTEXT, ["KVCache"], None, batchable)
-        self.send(Ready(capabilities, 0.1, 0.1, 12345))
+        self.send(Ready(capabilities, 0.1, 0.1, WEIGHTS, device_bytes=10**9))
         self.say("idle")
         for frame in early:
             self.hear(frame)

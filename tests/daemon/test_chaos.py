@@ -98,7 +98,7 @@ def house(tmp_path: Path) -> House:
         policy=PolicySettings(seed="serial"),
         env={"FAKE_BUDGET": "1.5"},
     )
-    return House(tmp_path, drain_timeout=0.2, **dict.fromkeys(MODELS, model))
+    return House(tmp_path, drain_timeout=0.2, a=model, b=model, c=model)
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from mlxd.config import (
     Settings,
 )
 from mlxd.errors import ConfigError
-from mlxd.plan import Plan, live_changes
+from mlxd.plan import Plan, live_changes, with_room
 
 
 def settings(
@@ -130,3 +130,13 @@ def test_live_changes_that_a_file_undoes_are_listed():
         "models.a.batch.queue",
         "models.a.policy.seed",
     ]
+
+
+@pytest.mark.parametrize(
+    ("free", "drain_first"), [(None, ()), (30, ()), (15, ("b",)), (9, ("a", "b"))]
+)
+def test_what_has_no_room_for_both_drains_first(free: int | None, drain_first: tuple[str, ...]):
+    """In the file's order, each that fits takes its part of what is free."""
+    plan = Plan(replace={"a": ("context",), "b": ("context",)})
+
+    assert with_room(plan, {"a": 10, "b": 10}, free).drain_first == drain_first

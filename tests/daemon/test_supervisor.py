@@ -41,6 +41,7 @@ from mlxd.metrics import Metrics
 from mlxd.serving import Identity, Served
 from mlxd.supervisor import Supervisor
 from mlxd.wire import Lane
+from tests.daemon.fake_engine import WEIGHTS
 from tests.daemon.fakes import eventually, generation, is_running, read
 from tests.daemon.light import (
     ENGINE_COMMAND,
@@ -56,7 +57,14 @@ GAUGES = ("running_rows", "waiting_requests")
 class House:
     """A supervisor, the file that it reads, and its metrics."""
 
-    def __init__(self, tmp_path: Path, *, drain_timeout: float = 5.0, **models: ModelSettings):
+    def __init__(
+        self,
+        tmp_path: Path,
+        *,
+        drain_timeout: float = 5.0,
+        memory: int | None = None,
+        **models: ModelSettings,
+    ):
         self.server = ServerSettings(drain_timeout=drain_timeout)
         self.file: Settings | ConfigError = Settings(server=self.server, models=models)
         self.in_force: list[Settings] = []
@@ -70,7 +78,7 @@ class House:
             metrics=Metrics(self.registry),
             restarts=QUICK_RESTARTS,
             watch=QUICK_WATCH,
-            memory=MemoryBudget(None),
+            memory=MemoryBudget(memory),
         )
         self.supervisor = Supervisor(self.file, means, self.read, self.in_force.append)
 
@@ -858,6 +866,49 @@ class TestReload:
             assert supervisor.model_ids() == ["a"]
             assert house.pid("a") == pid
             assert house.models_in_metrics() == {"a"}
+
+    async def test_model_without_room_for_two_engines_drains_first(
+        self, tmp_path: Path, model: ModelSettings, gate: Path
+    ):
+        """The plan says so; what runs finishes on the old engine, which is gone before the new
+        one starts, and new requests get 503 meanwhile.
+        """
+        old = gated(model, gate)
+        house = House(tmp_path, memory=WEIGHTS + 5000, a=old)
+
+        async with running(house) as supervisor:
+            async with streaming(supervisor, "a") as ticket:
+                pid = house.pid("a")
+                house.write(a=old.model_copy(update={"context": 512}))
+                assert (await supervisor.reload(dry_run=True)).drain_first == ("a",)
+                reload = asyncio.create_task(supervisor.reload(dry_run=False))
+                await house.until("a", "draining")
+                with pytest.raises(Draining):
+                    found(supervisor, "a")
+                gate.touch()
+                await read(ticket)
+                assert ticket.outcome.name == "length"
+            assert (await reload).drain_first == ("a",)
+            assert not is_running(pid)
+            assert house.state("a") == "ready"
+            assert len(await ask(supervisor, "a")) == 100
+
+    async def test_model_that_went_first_comes_back_if_the_new_one_cannot_be_had(
+        self, tmp_path: Path, model: ModelSettings
+    ):
+        """Nothing has changed but the process."""
+        house = House(tmp_path, memory=WEIGHTS + 5000, a=model)
+
+        async with running(house) as supervisor:
+            before = supervisor.config()
+            house.write(a=loading(model, "fail"))
+            with pytest.raises(ConfigError) as caught:
+                await supervisor.reload(dry_run=False)
+
+            assert caught.value.problems == ["models.a: there are no weights in it"]
+            assert supervisor.config() == before
+            await house.until("a", "ready")
+            assert len(await ask(supervisor, "a")) == 100
 
     async def test_reloads_queue(self, tmp_path: Path, model: ModelSettings, gate: Path):
         """Two at once happen one after the other; the last file wins."""
