@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from mlxd.wire import Ready
+
+#: Tokens by which a prefill's state may be larger than its prompt.
+STATE_GRAIN = 512
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -27,6 +31,11 @@ class Member:
     needs: Needs
     device: int  # what its device can give
     allow: Callable[[int], None]  # tells it how much KV it may hold
+    row_bytes: Sequence[tuple[int, int]]  # see `Capabilities`
+
+
+class NoRoom(Exception):
+    """An engine's weights and work do not fit beside the others'."""
 
 
 class MemoryBudget:
@@ -47,9 +56,16 @@ class MemoryBudget:
 
         Args:
             kv: what its configuration grants; None = a share.
+
+        Raises:
+            NoRoom: too little would be left for it, or for one that serves; all stays as it was.
         """
         needs = Needs(ready.weight_bytes, ready.working_bytes, kv)
-        self._members[key] = Member(needs, ready.device_bytes, allow)
+        member = Member(needs, ready.device_bytes, allow, ready.capabilities.row_bytes)
+        members = {**self._members, key: member}
+        for split in self._split(members).items():
+            self._check(*split, members)
+        self._members = members
         self._share_out()
 
     def grant(self, key: Hashable, kv: int | None) -> None:
@@ -72,21 +88,33 @@ class MemoryBudget:
     @property
     def free(self) -> int | None:
         """Bytes that weights and work leave for KV; None while nothing is known of the device."""
-        if (budget := self._budget()) is None:
+        if not self._members and self._configured is None:
             return None
-        return budget - sum(m.needs.weights + m.needs.working for m in self._members.values())
+        taken = sum(m.needs.weights + m.needs.working for m in self._members.values())
+        return self._budget(self._members) - taken
 
-    def _budget(self) -> int | None:
-        if self._configured is not None:
-            return self._configured
-        return min((member.device for member in self._members.values()), default=None)
+    def _check(self, key: Hashable, kv_bytes: int, members: Mapping[Hashable, Member]) -> None:
+        smallest = row_needs(members[key].row_bytes, 1, 1)
+        if kv_bytes < smallest:
+            taken = sum(each.needs.weights + each.needs.working for each in members.values())
+            raise NoRoom(
+                f"the weights and work of {len(members)} engines take {taken} bytes of the memory "
+                f"budget of {self._budget(members)}; {kv_bytes} would be left for the rows of "
+                f"one, and its smallest takes {smallest}"
+            )
 
     def _share_out(self) -> None:
-        if (budget := self._budget()) is None:
-            return
-        needs = {key: member.needs for key, member in self._members.items()}
-        for key, kv_bytes in shares(budget, needs).items():
+        for key, kv_bytes in self._split(self._members).items():
             self._members[key].allow(kv_bytes)
+
+    def _split(self, members: Mapping[Hashable, Member]) -> dict[Hashable, int]:
+        needs = {key: member.needs for key, member in members.items()}
+        return shares(self._budget(members), needs)
+
+    def _budget(self, members: Mapping[Hashable, Member]) -> int:
+        if self._configured is not None:
+            return self._configured
+        return min((member.device for member in members.values()), default=0)
 
 
 def shares(budget: int, needs: Mapping[Key, Needs]) -> dict[Key, int]:
@@ -105,16 +133,22 @@ def shares(budget: int, needs: Mapping[Key, Needs]) -> dict[Key, int]:
 
 
 def row_needs(row_bytes: Sequence[tuple[int, int]], prompt: int, max_tokens: int) -> int:
-    """Bytes that one request takes at most, alone: its slot, and the smaller one or the
-    prefill's state from which it is copied.
+    """Bytes that one request takes at most, alone: its last slot, and beside it the state of its
+    prefill, or the slot of the class below from which it moves up.
 
     Args:
         row_bytes: see `Capabilities`; empty = nothing is known, 0.
     """
     if not row_bytes:
         return 0
+    capacities = [capacity for capacity, _size in row_bytes]
+    last, first = _class(capacities, prompt + max_tokens), _class(capacities, prompt)
+    capacity, size = row_bytes[last]
+    state = size * (prompt + STATE_GRAIN) // capacity
+    below = row_bytes[last - 1][1] if first < last else 0
+    return size + max(state, below)
 
-    def slot(tokens: int) -> int:
-        return next((size for most, size in row_bytes if most >= tokens), row_bytes[-1][1])
 
-    return slot(prompt) + slot(prompt + max_tokens)
+def _class(capacities: Sequence[int], tokens: int) -> int:
+    """Which class so many tokens take: the smallest that holds them, or the last."""
+    return min(bisect_left(capacities, tokens), len(capacities) - 1)

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 
 from mlxd.errors import BadRequest
-from mlxd.memory import MemoryBudget, Needs, row_needs, shares
+from mlxd.memory import MemoryBudget, Needs, NoRoom, row_needs, shares
 from mlxd.wire import Budget, Capabilities, Preempted, Ready
 from tests.daemon.fakes import EVERYTHING, Bench, generation, terms
 
 CLASSES = [(512, 100), (2048, 400), (4096, 800)]
 
 
-def ready(weights: int, working: int = 0, device: int = 10_000) -> Ready:
+def ready(
+    weights: int,
+    working: int = 0,
+    device: int = 10_000,
+    classes: Sequence[tuple[int, int]] = (),
+) -> Ready:
     """What an engine says of itself."""
     return Ready(
-        Capabilities(256, 1024, [], None, []),
+        Capabilities(256, 1024, [], None, [], row_bytes=list(classes)),
         0.1,
         0.1,
         weight_bytes=weights,
@@ -66,6 +73,22 @@ def test_a_grant_can_change_while_its_engine_serves() -> None:
     assert told == [800, 300]
 
 
+def test_an_engine_that_leaves_too_little_is_refused_and_those_that_serve_keep_their_shares() -> (
+    None
+):
+    """A model too large for the budget is its own failure."""
+    told: list[int] = []
+    budget = MemoryBudget(1000)
+    budget.join("a", ready(200, classes=CLASSES), None, told.append)
+    with pytest.raises(NoRoom, match="2 engines take 1000 bytes of the memory budget of 1000"):
+        budget.join("b", ready(800, classes=CLASSES), None, told.append)
+    with pytest.raises(NoRoom, match="its smallest takes 200"):
+        budget.join("b", ready(500, classes=CLASSES), None, told.append)
+    assert told == [800]
+    budget.join("b", ready(300), None, told.append)
+    assert told == [800, 250, 250]
+
+
 def test_without_a_configured_budget_the_device_says_what_there_is() -> None:
     """The smallest counts, where engines disagree."""
     told: dict[str, int] = {}
@@ -76,11 +99,12 @@ def test_without_a_configured_budget_the_device_says_what_there_is() -> None:
     assert told == {"a": 400, "b": 400}
 
 
-def test_a_row_needs_its_last_slot_and_the_one_before() -> None:
-    """While it moves up it has both."""
-    assert row_needs(CLASSES, prompt=10, max_tokens=5) == 200
-    assert row_needs(CLASSES, prompt=500, max_tokens=500) == 500
-    assert row_needs(CLASSES, prompt=4000, max_tokens=90_000) == 1600
+def test_a_row_needs_its_last_slot_and_what_it_comes_from() -> None:
+    """Its prefill's state, which may be 512 tokens longer, or the slot of the class below."""
+    assert row_needs(CLASSES, prompt=10, max_tokens=5) == 100 + 101
+    assert row_needs(CLASSES, prompt=500, max_tokens=500) == 400 + 197
+    assert row_needs(CLASSES, prompt=100, max_tokens=3000) == 800 + 400
+    assert row_needs(CLASSES, prompt=4000, max_tokens=90_000) == 800 + 881
     assert row_needs([], prompt=4000, max_tokens=90_000) == 0
 
 
@@ -88,7 +112,7 @@ async def test_what_could_never_fit_is_refused_with_the_figures() -> None:
     """A 400 that names the field, before the engine hears of it."""
     bench = Bench(terms(), msgspec.structs.replace(EVERYTHING, row_bytes=CLASSES))
     bench.gateway.allow(450)
-    with pytest.raises(BadRequest, match=r"500 bytes of KV.*budget is 450") as refused:
+    with pytest.raises(BadRequest, match=r"558 bytes of KV.*budget is 450") as refused:
         async with bench.gateway.admit(generation(prompt=[1] * 300, max_tokens=700)):
             pass
     assert refused.value.param == "max_tokens"

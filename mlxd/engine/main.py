@@ -181,7 +181,7 @@ def _hear(message: wire.ToEngine, scheduler: Scheduler) -> None:
         case ClearCache():
             scheduler.runner.clear_cache()
         case Budget(kv_bytes):
-            scheduler.runner.limit(kv_bytes)
+            scheduler.limit(kv_bytes)
 
 
 def _hello() -> wire.Hello:

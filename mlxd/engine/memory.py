@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +16,8 @@ from mlxd.engine.slots import LayerSpec
 
 #: Share of a machine's memory that models may take on a CPU where nobody says.
 SHARE_OF_RAM = 0.7
-_CGROUP_LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
+#: The same of a GPU that recommends nothing.
+SHARE_OF_GPU = 0.9
 
 #: A joining row gets a class that holds this many more tokens, or its limit.
 HEADROOM = 64
@@ -31,7 +29,7 @@ GRAIN = 256
 class Promise:
     """What a row will take that was admitted and has no slot yet."""
 
-    capacity: int  # class of its slot
+    capacity: int | None  # class of its slot; None = it never has one
     state: int  # bytes of its prefill's state, which exists until it is in the slot
 
 
@@ -47,6 +45,7 @@ class Memory:
         self._layout = layout
         self._classes = classes
         self._promises: dict[int, Promise] = {}
+        self._bytes = {c: sum(spec.row_bytes(c) for spec in layout) for c in classes}
         self.limit = math.inf
 
     def promise(self, row: int, tokens: int, remaining: int) -> None:
@@ -64,8 +63,13 @@ class Memory:
     def promised(self, tokens: int, remaining: int) -> Promise:
         """What a row takes that is prefilled with these tokens and may be given some more."""
         capacity = class_for(self._classes, tokens + min(remaining, HEADROOM))
-        rounded = -(-tokens // GRAIN) * GRAIN
-        return Promise(capacity, sum(spec.row_bytes(rounded) for spec in self._layout))
+        return Promise(capacity, self.state(tokens))
+
+    def state(self, tokens: int) -> int:
+        """Bytes of mlx-lm's caches with so many tokens, which grow in steps and may have begun
+        one at any place."""
+        rounded = (-(-tokens // GRAIN) + 1) * GRAIN
+        return sum(spec.row_bytes(rounded) for spec in self._layout)
 
     def projected(
         self,
@@ -83,39 +87,64 @@ class Memory:
         """
         promises = [*self._promises.values(), *([joining] if joining else [])]
         rows = Counter({capacity: pool.live for capacity, pool in pools.items()})
-        rows.update(promise.capacity for promise in promises)
+        rows.update(each.capacity for each in promises if each.capacity is not None)
         rows.update(crossing)
         total = sum(promise.state for promise in promises)
         widening = 0
         for capacity, count in rows.items():
             now = pools[capacity].rung if capacity in pools else 0
-            rung = max(now, rung_for(count, width))
-            total += rung * self._row_bytes(capacity)
+            rung = now if count <= now else rung_for(count, width)
+            total += rung * self._bytes[capacity]
             if now < rung:  # one layer at a time exists in both widths
                 widening = max(widening, now * self._largest_layer(capacity))
         return total + widening
 
     def classes(self) -> list[tuple[int, int]]:
         """Every class with the bytes of its slot."""
-        return [(capacity, self._row_bytes(capacity)) for capacity in self._classes]
-
-    def _row_bytes(self, capacity: int) -> int:
-        return sum(spec.row_bytes(capacity) for spec in self._layout)
+        return list(self._bytes.items())
 
     def _largest_layer(self, capacity: int) -> int:
         return max((spec.row_bytes(capacity) for spec in self._layout), default=0)
 
 
-def of_device(cgroup_limits: Sequence[Path] = _CGROUP_LIMITS) -> int:
-    """Bytes that models may take of this engine's device where the configuration does not say.
-
-    Metal: the recommended working set. CUDA: the device's memory, less a tenth.
-    CPU: 70% of the RAM, or of the control group's limit where that is smaller.
-    """
+def of_device() -> int:
+    """Bytes that models may take of this engine's device where the configuration does not say."""
     if mx.default_device() != mx.Device(mx.cpu):
-        info = mx.device_info()
-        recommended = info.get("max_recommended_working_set_size")
-        return int(recommended or int(info["memory_size"]) * 9 // 10)
+        return of_gpu(mx.device_info(), mx.get_active_memory())
     ram = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limits = [path.read_text().strip() for path in cgroup_limits if path.is_file()]
-    return int(SHARE_OF_RAM * min([ram, *(int(text) for text in limits if text.isdigit())]))
+    return int(SHARE_OF_RAM * min([ram, *group_limits()]))
+
+
+def of_gpu(info: Mapping[str, str | int], held: int) -> int:
+    """Metal: the recommended working set. CUDA: nine tenths of what is free, or ours already.
+
+    Args:
+        info: what MLX says of the device.
+        held: bytes that this process has.
+    """
+    recommended = info.get("max_recommended_working_set_size")
+    if recommended is not None:
+        return int(recommended)
+    return int(SHARE_OF_GPU * (int(info["free_memory"]) + held))
+
+
+def group_limits(
+    own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
+) -> Iterator[int]:
+    """Memory limits, in bytes, of the control groups around this process: a container or a unit."""
+    if not own.is_file():
+        return
+    for line in own.read_text().splitlines():
+        _number, controllers, path = line.split(":", 2)
+        if controllers not in {"", "memory"}:
+            continue
+        top = root / controllers
+        name = "memory.limit_in_bytes" if controllers else "memory.max"
+        group = top / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if not folder.is_relative_to(top):
+                break
+            if (folder / name).is_file():
+                text = (folder / name).read_text().strip()
+                if text.isdigit():  # else "max"
+                    yield int(text)

@@ -8,6 +8,9 @@ from typing import NamedTuple, Protocol
 
 from mlxd.wire import BatchTuning, Submit, TokenLogprobs
 
+#: What a request is told that memory cannot hold.
+NO_MEMORY = "its state does not fit into this model's share of the memory budget"
+
 #: What the serial lane yields: None after a prefill chunk, then tokens.
 SerialSteps = Generator[tuple[int, TokenLogprobs | None] | None, None, None]
 

@@ -19,6 +19,7 @@ class Row:
     computed: int = 0  # tokens that were computed in prefill, in all its starts
     enqueued: int = 0  # tokens whose computation was enqueued
     given: list[int] = field(default_factory=list)  # tokens read
+    lost: int = 0  # tokens whose computation a preemption left unread
     prefix: int = 0  # of these, the ones that were given before its last start
     decoding_since: float | None = None
 
@@ -35,12 +36,21 @@ class Row:
     @property
     def context(self) -> list[int]:
         """What has to be prefilled: the prompt, and what was given before a preemption."""
-        return [*self.request.prompt, *self.given[: self.prefix]]
+        return (
+            [*self.request.prompt, *self.given[: self.prefix]]
+            if self.prefix
+            else self.request.prompt
+        )
+
+    @property
+    def length(self) -> int:
+        """Tokens of its context."""
+        return len(self.request.prompt) + self.prefix
 
     @property
     def to_prefill(self) -> int:
         """Tokens left; the last one is fed to the first decode step."""
-        return len(self.request.prompt) + self.prefix - 1 - self.prefilled
+        return self.length - 1 - self.prefilled
 
     @property
     def remaining(self) -> int:
@@ -63,6 +73,7 @@ class Row:
 
     def preempt(self) -> None:
         """Its state is gone; all that it was given stays, and is computed again."""
+        self.lost += self.enqueued - self.generated
         self.prefix = self.enqueued = self.generated
         self.prefilled = 0
 
@@ -75,7 +86,7 @@ class Row:
             prompt_tokens=len(self.request.prompt),
             cached_tokens=self.cached,
             generated_tokens=self.generated,
-            discarded_tokens=self.enqueued - self.generated,
+            discarded_tokens=self.lost + self.enqueued - self.generated,
             prefill_seconds=decoding_since - self.began,
             decode_seconds=now - decoding_since,
             error=error,

@@ -26,7 +26,7 @@ from mlxd.engine.pool import (
     columns_for,
     rung_for,
 )
-from mlxd.engine.port import Chunk, Drawn, SerialSteps
+from mlxd.engine.port import NO_MEMORY, Chunk, Drawn, RowFailed, SerialSteps
 from mlxd.engine.prefill import Prefilled
 from mlxd.engine.prefix import PrefixCache, batched
 from mlxd.engine.sampling import Draw, RowSampler, observe, process, sample
@@ -106,9 +106,12 @@ class Runner:
         if needed > limit:
             self._narrow()  # nobody waits for better times now
             needed = self._memory.projected(self._pools, self._width, joining, crossing)
+        fits = needed <= limit
         if self._prefixes is not None:
+            if not fits:  # what is not admitted takes nothing from the cache
+                needed = self._memory.projected(self._pools, self._width)
             self._prefixes.resize(int(min(self._prefix_limit, max(0, limit - needed))))
-        return needed <= limit
+        return fits
 
     def clear_cache(self) -> None:
         """Forget what the prefix cache holds."""
@@ -152,9 +155,16 @@ class Runner:
         context = [*request.prompt, *given]
         length = len(context)
         need = length + min(request.max_tokens - len(given), HEADROOM)
+        sampler = RowSampler.of(request.sampling, self._vocab_size)
+        window = min(sampler.window, length + request.max_tokens - len(given))
+        constraint = self._constraint(request)
+        if constraint is not None:
+            constraint.follow(given)
         self._memory.settle(row)
         pool = self._pool_with_room(need)
         slot = pool.take()
+        # From here on the row is released with its slot, whatever fails.
+        self._seats[row] = Seat(pool, slot, length - 1, sampler, window, constraint, length)
         state = self._prefilled.pop(row, None)
         if state is None:  # a prompt of one token has nothing to prefill
             pool.clear(slot)
@@ -162,14 +172,8 @@ class Runner:
         else:
             pool.join(slot, state.caches, state.row, state.length, context[-1])
             self._remember(context[: state.length], state)
-        sampler = RowSampler.of(request.sampling, self._vocab_size)
         # The last token is fed to the first step, which adds it.
-        window = min(sampler.window, length + request.max_tokens - len(given))
         pool.history.join(slot, context[max(0, length - 1 - window) : -1] if window else [])
-        constraint = self._constraint(request)
-        if constraint is not None:
-            constraint.follow(given)
-        self._seats[row] = Seat(pool, slot, length - 1, sampler, window, constraint, length)
 
     def _constraint(self, request: Submit) -> Constraint | None:
         """The request's grammar at its start; the daemon sends none that cannot be had."""
@@ -354,7 +358,9 @@ class Runner:
     def serial(self, request: Submit, chunk: int) -> SerialSteps:
         """Run one request alone through mlx-lm's generator; None after each prefill chunk."""
         self.rest()
-        self.admits(len(request.prompt), request.max_tokens)  # the prefix cache makes room
+        state = self._memory.state(len(request.prompt) + request.max_tokens)
+        if not self._fits(Promise(None, state), []):
+            raise RowFailed(NO_MEMORY)
         self._serial = make_prompt_cache(self._model)
         try:
             constraint = self._constraint(request)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from mlxd.engine import budgets
 from mlxd.engine.pace import Pace, plan
-from mlxd.engine.port import Chunk, RowFailed, Runner, SerialSteps
+from mlxd.engine.port import NO_MEMORY, Chunk, RowFailed, Runner, SerialSteps
 from mlxd.engine.rows import Row
 from mlxd.wire import (
     BatchTuning,
@@ -34,9 +34,6 @@ from mlxd.wire import (
     Submit,
     Token,
 )
-
-#: What a request is told that memory cannot hold.
-NO_MEMORY = "its state does not fit into this model's share of the memory budget"
 
 Event = Started | Preempted | Step | Finished
 
@@ -95,6 +92,11 @@ class Scheduler:
         """Take new batch settings; rows that run stay, also above a smaller width."""
         self.tuning = tuning
         self.runner.retune(tuning)
+
+    def limit(self, kv_bytes: int) -> None:
+        """Rows and prefix cache may take this much from now on."""
+        self._short = False
+        self.runner.limit(kv_bytes)
 
     @property
     def idle(self) -> bool:
@@ -161,7 +163,7 @@ class Scheduler:
             if len(self._prefilling) + len(self._decoding) >= self.tuning.width:
                 return admitted
             short = self._short and self._running
-            if short or not self.runner.admits(len(row.context), row.remaining):
+            if short or not self.runner.admits(row.length, row.remaining):
                 return self._wait_for_memory(row) or admitted
             self._start(self._waiting.popleft())
             admitted = True
@@ -252,7 +254,11 @@ class Scheduler:
         for row in [row for row in self._prefilling if not row.to_prefill]:
             self._prefilling.remove(row)
             self._decoding.append(row)
-            self.runner.seat(row.id, row.request, row.given[: row.prefix])
+            try:
+                self.runner.seat(row.id, row.request, row.given[: row.prefix])
+            except Exception as error:  # noqa: BLE001  # the others have their seats
+                self._end(row, FinishReason.ERROR, _told(error))
+                continue
             if row.decoding_since is None:
                 row.decoding_since = self.clock()
 
@@ -314,6 +320,8 @@ class Scheduler:
         now = self.clock()
         if row.turn is None:
             row.began = now
+        else:  # it was preempted
+            self._short = False
         self._events.append(row.finished(reason, error, now))
 
     def _end_serial(self, reason: FinishReason, error: str | None = None) -> None:
@@ -331,6 +339,7 @@ class Scheduler:
         self._prefilling.clear()
         self._decoding.clear()
         self._on_the_way.clear()
+        self._short = False
         self.runner.reset()
         self._events.extend(row.finished(FinishReason.ERROR, error, self.clock()) for row in rows)
 

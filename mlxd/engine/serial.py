@@ -55,6 +55,8 @@ def generate(
         max_tokens=request.max_tokens,
         sampler=_sampler(request, vocab_size),
         logits_processors=[
+            # A head wider than the embedding could give a token that cannot be fed.
+            lambda _tokens, logits: logits[:, :vocab_size],
             *_processors(request.sampling, prompt[:-1]),
             *([_follows(constraint)] if constraint is not None else []),
         ],

@@ -72,7 +72,7 @@ def run(runner: Runner, loaded: LoadedModel, tuning: BatchTuning) -> WarmedUp:
     mx.eval(mx.compile(lambda x: mx.exp(x) * x + 1)(mx.ones(4)))
     serial_only = None if _can_step(runner, loaded) else REASON_CACHE
     pace = Pace(limit=math.inf, token=0.0, pair=0.0)
-    stepping = prefilling = 0
+    sampling = stepping = prefilling = 0
     if serial_only is None:
         # A row beyond the context would write outside its slot.
         lengths = [min(SMALLEST_COLUMNS * n - 1, loaded.context) for n in WARM_COLUMNS]
@@ -80,9 +80,10 @@ def run(runner: Runner, loaded: LoadedModel, tuning: BatchTuning) -> WarmedUp:
             for length in lengths:
                 _step(runner, width, length)
         quiet = min(_step(runner, tuning.width, lengths[-1]) for _ in range(PACE_PASSES))
+        stepping = _step_bytes(runner, tuning.width, lengths[0], lengths[-1], loaded.context)
         pace, prefilling = _costs(loaded, quiet, tuning)
     for width in rungs(tuning.width):
-        stepping = _sample(loaded, width)
+        sampling = _sample(loaded, width)
     capabilities = Capabilities(
         vocab_size=loaded.vocab_size,
         context=loaded.context,
@@ -92,7 +93,7 @@ def run(runner: Runner, loaded: LoadedModel, tuning: BatchTuning) -> WarmedUp:
         structured=loaded.constraints is not None,
         row_bytes=runner.row_bytes,
     )
-    working = max(stepping, prefilling)
+    working = max(sampling + stepping, prefilling)
     mx.reset_peak_memory()  # of serving, from here on
     return WarmedUp(capabilities, pace, working, time.perf_counter() - began)
 
@@ -121,6 +122,27 @@ def _step(runner: Runner, width: int, length: int) -> float:
         runner.release(row)
     runner.rest()
     return seconds
+
+
+def _step_bytes(runner: Runner, width: int, short: int, long: int, context: int) -> int:
+    """Bytes that a step of full width takes at its peak, beside weights and KV, when all its rows
+    are at the end of the context; from what it takes at two lengths."""
+
+    def measured(length: int) -> int:
+        for row in range(width):
+            runner.seat(row, Submit(row, Lane.BATCH, [0] * length, 1, [], _GREEDY))
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        runner.decode(range(width))
+        runner.collect()
+        for row in range(width):
+            runner.release(row)
+        runner.rest()
+        return max(0, mx.get_peak_memory() - before)
+
+    near, far = measured(short), measured(long)
+    slope = max(0.0, (far - near) / (long - short)) if long > short else 0.0
+    return int(far + slope * (context - long))
 
 
 def _costs(loaded: LoadedModel, step: float, tuning: BatchTuning) -> tuple[Pace, int]:

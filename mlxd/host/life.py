@@ -17,6 +17,7 @@ from mlxd.host.link import BrokenFrame
 from mlxd.host.restarts import Restarts
 from mlxd.host.run import CannotServe, EngineDied, EngineRun, Means
 from mlxd.lifecycle import State
+from mlxd.memory import NoRoom
 from mlxd.serving import Served
 from mlxd.text.tokenizer import Tokenizer, TokenizerError
 from mlxd.wire import BatchTuning, Capabilities, Ready
@@ -160,10 +161,13 @@ class Life:
         if self.served is not None and self.served.capabilities != ready.capabilities:
             # What waits was checked against the capabilities of the one before.
             raise CannotServe("it came back as another model: its files have changed")
+        # Before it can have rows: it must know its share, and the others theirs.
+        try:
+            self._means.memory.join(self, ready, self._terms.batch.kv_budget, self._gateway.allow)
+        except NoRoom as error:
+            raise CannotServe(str(error)) from error
         self.loaded = ready
         self._offer(self._tokenizer, ready.capabilities)
-        # Before it can have rows: it must know its share, and the others theirs.
-        self._means.memory.join(self, ready, self._terms.batch.kv_budget, self._gateway.allow)
         self._gateway.attach(ready.capabilities, tuning, run.send)
         self.stage = State.READY
         self.reason = None

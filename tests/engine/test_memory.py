@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import mlx.core as mx
 import pytest
 
 from mlxd.engine import memory
 from mlxd.engine.pool import SMALLEST_CLASS
-from mlxd.wire import FinishReason, Preempted, Sampling
+from mlxd.wire import BatchTuning, FinishReason, Lane, Preempted, Sampling
 from tests.engine.tiny import GREEDY, Engine, full, loaded, mixed_gemma3, prompt, solo
 
 LENGTH, COUNT = SMALLEST_CLASS - 70, 90  # every row joins the first class and crosses into the next
@@ -42,7 +41,14 @@ def _slots(engine: Engine) -> tuple[int, int]:
     return small, large
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=7, temperature=1.0, top_p=0.9)])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        GREEDY,
+        Sampling(seed=7, temperature=1.0, top_p=0.9),
+        Sampling(seed=3, repetition_penalty=1.3, frequency_penalty=0.4, logprobs=2),
+    ],
+)
 def test_preempted_rows_are_given_the_tokens_that_they_would_have_had(sampling: Sampling) -> None:
     """All rows cross into a class of which memory holds one slot at a time; none notices."""
     prompts = [prompt(LENGTH, seed) for seed in range(4)]
@@ -62,6 +68,7 @@ def test_preempted_rows_are_given_the_tokens_that_they_would_have_had(sampling: 
     assert engine.preempted
     assert 0 not in engine.preempted  # the oldest never gives way
     assert engine.tokens == undisturbed.tokens
+    assert [len(each) for each in engine.logprobs.values()] == [COUNT] * 4
     assert all(end.reason is FinishReason.LENGTH for end in engine.finished.values())
     assert engine.most <= limit
 
@@ -111,13 +118,69 @@ def test_windows_count_what_they_hold() -> None:
     assert sizes[1] - sizes[0] < sizes[0] * (classes[1] - classes[0]) / classes[0]
 
 
-def test_what_may_be_taken_of_a_cpu_s_memory_is_a_share_of_the_smaller_limit(
-    tmp_path: Path,
-) -> None:
-    """A container's limit counts, and "max" is none."""
-    limit, unlimited = tmp_path / "memory.max", tmp_path / "unlimited"
-    limit.write_text("1000000\n")
-    unlimited.write_text("max\n")
-    assert mx.default_device() == mx.Device(mx.cpu)
-    assert memory.of_device([limit]) == 700000
-    assert memory.of_device([unlimited]) == memory.of_device([]) > 700000
+def test_limits_of_the_groups_around_a_process_count(tmp_path: Path) -> None:
+    """A unit's own group, and those above it; "max" is none; both versions of the interface."""
+    own, root = tmp_path / "cgroup", tmp_path / "fs"
+    unit = root / "system.slice" / "mlxd.service"
+    unit.mkdir(parents=True)
+    (unit / "memory.max").write_text("1000\n")
+    (unit.parent / "memory.max").write_text("900\n")
+    (root / "memory.max").write_text("max\n")
+    own.write_text("0::/system.slice/mlxd.service\n")
+    assert list(memory.group_limits(own, root)) == [1000, 900]
+    old = root / "memory" / "docker" / "x"
+    old.mkdir(parents=True)
+    (old / "memory.limit_in_bytes").write_text("800")
+    own.write_text("7:cpu:/elsewhere\n4:memory:/docker/x\n")
+    assert list(memory.group_limits(own, root)) == [800]
+    assert list(memory.group_limits(tmp_path / "nothing", root)) == []
+
+
+def test_what_a_gpu_can_give() -> None:
+    """Metal recommends a working set; CUDA says what is free, of which we may hold some."""
+    metal = {"max_recommended_working_set_size": 700, "memory_size": 1000}
+    assert memory.of_gpu(metal, held=50) == 700
+    assert memory.of_gpu({"free_memory": 900, "total_memory": 2000}, held=100) == 900
+
+
+def test_a_narrower_width_makes_no_running_row_give_way() -> None:
+    """Rows above the width stay where they are, and nothing is counted that is not allocated."""
+    engine = _watched()
+    small, _large = _slots(engine)
+    for number in range(3):
+        engine.submit(number, prompt(20, number), 30)
+    for _ in range(6):
+        engine.step()
+    engine.runner.limit(4 * small)
+    engine.scheduler.retune(BatchTuning(2, 64, 128))
+    engine.run()
+    assert not engine.preempted
+
+
+def test_a_row_that_waits_leaves_the_prefix_cache_alone() -> None:
+    """It takes nothing before it is admitted."""
+    engine = _watched(prefix_cache=1 << 30)
+    small, _large = _slots(engine)
+    engine.runner.limit(4 * small)
+    engine.submit(0, prompt(200, 0), 60)
+    for _ in range(10):
+        engine.step()
+    kept = engine.runner.prefix_bytes
+    assert kept > 0
+    engine.submit(1, prompt(3000, 1), 5)  # waits for all of it
+    for _ in range(4):
+        engine.step()
+    assert engine.runner.prefix_bytes == kept
+
+
+def test_the_serial_lane_counts_its_whole_answer() -> None:
+    """What does not fit ends with an error before it has computed anything."""
+    engine = _watched()
+    small, _large = _slots(engine)
+    engine.runner.limit(3 * small)
+    engine.submit(0, prompt(20, 0), 3000, lane=Lane.SERIAL)
+    engine.submit(1, prompt(20, 1), 10, lane=Lane.SERIAL)
+    engine.run()
+    assert engine.finished[0].reason is FinishReason.ERROR
+    assert "memory" in (engine.finished[0].error or "")
+    assert engine.finished[1].reason is FinishReason.LENGTH

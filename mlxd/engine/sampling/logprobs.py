@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,9 +41,13 @@ class Observed:
         return {
             row: TokenLogprobs(
                 float(chosen[place, 0]),
-                list(
-                    zip(tokens[place, :count].tolist(), values[place, :count].tolist(), strict=True)
-                ),
+                [
+                    (token, value)
+                    for token, value in zip(
+                        tokens[place, :count].tolist(), values[place, :count].tolist(), strict=True
+                    )
+                    if value > -math.inf  # impossible ones, and what pads the vocabulary
+                ],
             )
             for place, (row, count) in enumerate(self.wanted.items())
         }
