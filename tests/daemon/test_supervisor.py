@@ -501,7 +501,7 @@ class TestLife:
             gateway = found(supervisor, "a").gateway
 
             async def leave_after(batches: int) -> None:
-                async with gateway.admit(generation()) as ticket:
+                async with gateway.admit(generation(max_tokens=50_000)) as ticket:
                     for _ in range(batches):
                         await anext(aiter(ticket))
 
