@@ -78,6 +78,7 @@ class ServerSettings(Table):
     listen: Annotated[Listen, AfterValidator(_open_only_here)] = "127.0.0.1:8080"
     drain_timeout: Duration = Field(30.0, ge=0)
     max_body: Size = Field(32 * 2**20, ge=1)
+    response_store: Size = Field(64 * 2**20, ge=0)
     request_timeout: Duration = Field(1800.0, gt=0)
     receive_timeout: Duration = Field(75.0, gt=0)
     sse_keepalive: OptionalDuration = Field(15.0, gt=0)  # None = off

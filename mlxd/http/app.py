@@ -8,11 +8,12 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from mlxd.config import ServerSettings
-from mlxd.http import anthropic, openai, probes
+from mlxd.http import anthropic, openai, probes, responses, tokens
 from mlxd.http.access import add_cors, guard
 from mlxd.http.auth import Access
 from mlxd.http.context import CONTEXT, Context
 from mlxd.http.middleware import authenticate, observe, stamp_request_id
+from mlxd.http.responses_store import ResponseStore
 from mlxd.serving import Directory
 from mlxd.traces import Tell
 
@@ -36,7 +37,9 @@ def make_app(
         extra_routes: mounted beside the public ones, behind the same checks.
     """
     app = _guarded_app(Context(directory, server, access, tell))
-    app.add_routes([*probes.routes(registry), *openai.ROUTES, *anthropic.ROUTES, *extra_routes])
+    app[responses.STORE] = ResponseStore(lambda: server().response_store)
+    app.add_routes([*probes.routes(registry), *openai.ROUTES, *responses.ROUTES])
+    app.add_routes([*anthropic.ROUTES, *tokens.ROUTES, *extra_routes])
     return app
 
 

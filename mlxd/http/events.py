@@ -39,6 +39,7 @@ class Ended:
     index: int
     finish_reason: str  # "stop" | "length" | "tool_calls"
     stop: str | None = None  # the stop string that ended it
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +49,22 @@ class Usage:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    reasoning_tokens: int = 0  # of the completion's
 
     @classmethod
-    def of(cls, outcomes: Sequence[Outcome], answers: int) -> Usage:
+    def of(cls, outcomes: Sequence[Outcome], answers: int, *, reasoning_tokens: int = 0) -> Usage:
         """The sum over all answers.
 
         Args:
             answers: to each prompt; those of one prompt are neighbours.
+            reasoning_tokens: of all of them, which only their text shows.
         """
         firsts = outcomes[::answers]
         return cls(
             sum(outcome.prompt_tokens for outcome in firsts),
             sum(outcome.cached_tokens for outcome in firsts),
             sum(outcome.completion_tokens for outcome in outcomes),
+            reasoning_tokens,
         )
 
 

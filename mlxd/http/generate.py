@@ -48,11 +48,14 @@ async def generate(
             _answer(index, call, ticket, record)
             for index, (call, ticket) in enumerate(admission.runs)
         ]
+        thought = 0
         async with aclosing(merged(*answers)) as events:
             async for event in events:
+                if isinstance(event, Ended):
+                    thought += event.reasoning_tokens
                 yield event
         outcomes = [ticket.outcome for _call, ticket in admission.runs]
-        yield Done(Usage.of(outcomes, request.answers))
+        yield Done(Usage.of(outcomes, request.answers, reasoning_tokens=thought))
 
 
 @asynccontextmanager
@@ -100,7 +103,8 @@ async def _answer(
     for piece in await text.finish(cut=cut):
         yield Said(index, piece)
     _settle(text.answer, ticket)
-    yield Ended(index, ticket.outcome.finish_reason, text.answer.stop)
+    reason = ticket.outcome.finish_reason
+    yield Ended(index, reason, text.answer.stop, text.answer.reasoning_tokens)
 
 
 def _settle(answer: AnswerStream, ticket: Ticket) -> None:

@@ -159,7 +159,7 @@ async def prompt_tokens(prompt: Prompt, served: Served) -> Sequence[int]:
     Raises:
         BadRequest: the prompt is not for this model.
     """
-    _check_length(prompt, served)
+    check_length(prompt, served)
     tokenizer = served.tokenizer
     match prompt:
         case ChatPrompt():
@@ -204,8 +204,12 @@ def _check_tools(prompt: ChatPrompt, tokenizer: Tokenizer) -> None:
         )
 
 
-def _check_length(prompt: Prompt, served: Served) -> None:
-    """Refuse text that cannot fit before it keeps the tokenizer from everybody else."""
+def check_length(prompt: Prompt, served: Served) -> None:
+    """Refuse text that cannot fit before it keeps the tokenizer from everybody else.
+
+    Raises:
+        BadRequest: no tokenizing of it fits the context.
+    """
     if isinstance(prompt, TokenPrompt):
         return
     context = served.capabilities.context
@@ -228,8 +232,13 @@ def _check_prompt(prompt: Sequence[int], param: str, capabilities: Capabilities)
             param=param,
             code="context_length_exceeded",
         )
+    check_tokens(prompt, param, capabilities)
+
+
+def check_tokens(tokens: Sequence[int], param: str, capabilities: Capabilities) -> None:
+    """Refuse ids that the model does not have. Raises BadRequest."""
     # Such an id makes the engine read outside its embedding table.
-    if min(prompt) < 0 or max(prompt) >= capabilities.vocab_size:
+    if tokens and (min(tokens) < 0 or max(tokens) >= capabilities.vocab_size):
         raise BadRequest(
             f"{param} holds ids that are not below {capabilities.vocab_size}, "
             "the number of this model's tokens",

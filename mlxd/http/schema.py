@@ -65,6 +65,15 @@ _RESERVED_KWARGS = frozenset(
 )
 
 
+def check_template_kwargs(given: Mapping[str, Any]) -> None:
+    """Refuse arguments of the rendering itself. Raises BadRequest."""
+    if reserved := _RESERVED_KWARGS & given.keys():
+        raise BadRequest(
+            f"chat_template_kwargs cannot set {', '.join(sorted(reserved))}",
+            param="chat_template_kwargs",
+        )
+
+
 def _bias_ids(value: object) -> object:
     if not isinstance(value, dict):
         raise ValueError("expected an object from token id to bias")  # noqa: TRY004 - pydantic's way
@@ -184,11 +193,7 @@ class ChatBody(_Body):
     def _check(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise BadRequest("top_logprobs needs logprobs: true", param="top_logprobs")
-        if reserved := _RESERVED_KWARGS & self.chat_template_kwargs.keys():
-            raise BadRequest(
-                f"chat_template_kwargs cannot set {', '.join(sorted(reserved))}",
-                param="chat_template_kwargs",
-            )
+        check_template_kwargs(self.chat_template_kwargs)
         return self
 
     @property

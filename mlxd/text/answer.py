@@ -33,6 +33,7 @@ class AnswerStream:
         self._count = 0  # tokens taken
         self._called_at: int | None = None  # with `one_call`
         self.has_called = False
+        self.reasoning_tokens = 0  # tokens of the reasoning, its markers included
 
     @property
     def ended_at(self) -> int | None:
@@ -52,7 +53,9 @@ class AnswerStream:
             if self.ended_at is not None:
                 break
             self._count += 1
+            began_reasoning = self._reasons
             pieces += self._pieces(self._text.feed([token]))
+            self.reasoning_tokens += began_reasoning or self._reasons
             if self._one_call and self.has_called:
                 self._called_at = self._count
         return joined(pieces)
@@ -72,6 +75,10 @@ class AnswerStream:
         if self._shown:
             pieces.append(Delta("", self._shown))
         return joined(pieces)
+
+    @property
+    def _reasons(self) -> bool:
+        return self._parts is not None and self._parts.reasons
 
     def _pieces(self, delta: Delta) -> list[Piece]:
         if self._parts is None:

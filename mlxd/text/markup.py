@@ -76,6 +76,11 @@ class Parts:
         self._breaks = ""  # line breaks that stand before what comes next
         self._after_marker = opening != CONTENT
 
+    @property
+    def reasons(self) -> bool:
+        """Whether the text is in its reasoning now."""
+        return self._part == REASONING
+
     def push(self, text: str) -> list[Piece]:
         """Add text; the pieces that it completes."""
         self._state, segments = self._machine.split(self._state, text)

@@ -139,6 +139,10 @@ class Tokenizer:
         """Text of these tokens, special ones included."""
         return await self.run(self._decode, tokens)
 
+    async def strings(self, tokens: Sequence[int]) -> list[str]:
+        """Each token as its vocabulary writes it."""
+        return await self.run(self._strings, tokens)
+
     def detokenizer(self) -> Detokenizer:
         """A fresh streaming detokenizer, for one request."""
         if self._pieces is None:
@@ -179,3 +183,6 @@ class Tokenizer:
         # Without the clean-up of spaces, which eats them before punctuation and
         # which no streaming detokenizer does.
         return str(self._wrapper.decode(list(tokens), clean_up_tokenization_spaces=False))
+
+    def _strings(self, tokens: Sequence[int]) -> list[str]:
+        return [str(token) for token in self._wrapper.convert_ids_to_tokens(list(tokens))]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import aiohttp
 import anthropic
 import pytest
+from openai import AsyncOpenAI
 
 ASK: Any = [{"role": "user", "content": "What is the capital of France?"}]
 GREEDY = {"temperature": 0}
@@ -50,3 +52,84 @@ async def test_the_starter_takes_no_tools_and_says_so(base: str) -> None:
     async with claude(base) as client:
         with pytest.raises(anthropic.BadRequestError, match="cannot call tools"):
             await client.messages.create(model="default", messages=ASK, max_tokens=5, tools=[tool])
+
+
+SERIAL = {"logprobs": True, "logit_bias": {"5": 0.001}}  # traits that may run alone
+LANES = pytest.mark.parametrize("extra", [{}, SERIAL], ids=["plain", "traits"])
+
+
+def openai(base: str) -> AsyncOpenAI:
+    """The real OpenAI client."""
+    return AsyncOpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0)
+
+
+async def test_a_response_streams_to_the_same_text_and_is_gone_on_from(base: str) -> None:
+    """The earlier question and answer are in the second prompt."""
+    asked: Any = {"model": "default", "input": ASK[0]["content"], "temperature": 0}
+    async with openai(base) as client:
+        whole = await client.responses.create(max_output_tokens=24, **asked)
+        async with client.responses.stream(max_output_tokens=24, **asked) as stream:
+            streamed = await stream.get_final_response()
+        second = await client.responses.create(
+            model="default",
+            input="And of Italy?",
+            previous_response_id=whole.id,
+            max_output_tokens=8,
+        )
+    assert "Paris" in whole.output_text
+    assert streamed.output_text == whole.output_text
+    assert whole.usage is not None
+    assert second.usage is not None
+    assert second.usage.input_tokens > whole.usage.total_tokens
+
+
+@LANES
+async def test_n_answers_to_a_seed_are_those_of_its_seeds(base: str, extra: dict[str, Any]) -> None:
+    """The first is that of a request for one; they differ."""
+    asked: Any = {
+        "model": "default",
+        "messages": [{"role": "user", "content": "Tell me a story."}],
+        "temperature": 0.8,
+        "top_k": 50,
+        "max_tokens": 12,
+        **extra,
+    }
+    async with aiohttp.ClientSession() as session:
+
+        async def ask(**fields: int) -> list[str]:
+            url = f"{base}/v1/chat/completions"
+            async with session.post(url, json=asked | fields) as answer:
+                assert answer.status == 200, await answer.text()
+                choices = (await answer.json())["choices"]
+            return [choice["message"]["content"] for choice in choices]
+
+        three = await ask(n=3, seed=7)
+        alone = [(await ask(seed=7 + number))[0] for number in range(3)]
+    assert three == alone
+    assert len(set(three)) == 3
+
+
+async def test_the_best_of_several_prompts_answers_echo_their_prompts(base: str) -> None:
+    """One for each, in their order."""
+    async with openai(base) as client:
+        answer = await client.completions.create(
+            model="default",
+            prompt=["The capital of France is", "Two plus two is"],
+            best_of=2,
+            echo=True,
+            max_tokens=4,
+        )
+    first, second = answer.choices
+    assert first.text.startswith("The capital of France is")
+    assert second.text.startswith("Two plus two is")
+
+
+async def test_tokens_are_those_that_a_chat_counts(base: str) -> None:
+    """`/tokenize` and usage agree."""
+    async with aiohttp.ClientSession() as session, openai(base) as client:
+        body = {"model": "default", "messages": ASK}
+        async with session.post(f"{base}/tokenize", json=body) as answer:
+            counted = (await answer.json())["count"]
+        chat = await client.chat.completions.create(model="default", messages=ASK, max_tokens=1)
+    assert chat.usage is not None
+    assert chat.usage.prompt_tokens == counted
