@@ -9,9 +9,10 @@ from pydantic import BeforeValidator, Field
 
 from mlxd.errors import BadRequest
 from mlxd.http.anthropic_messages import parse_anthropic_messages
+from mlxd.http.described import AnthropicMessages, AnthropicSystem, AnthropicTools, Stops
 from mlxd.http.parts import Part, offered, stop_strings, validate
 from mlxd.http.requests import ChatPrompt, Limit, SamplingRequest, TextRequest
-from mlxd.http.tools import MAX_TOOLS, Function, all_tools, parse_function
+from mlxd.http.tools import Function, all_tools, parse_function
 
 
 class Metadata(Part):
@@ -48,9 +49,9 @@ class CountBody(Part):
     """`POST /v1/messages/count_tokens`: what a prompt is made of."""
 
     model: str
-    messages: list[Any]
-    system: Any = None
-    tools: Annotated[list[Any], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
+    messages: AnthropicMessages
+    system: AnthropicSystem = None
+    tools: AnthropicTools = Field(default_factory=list)
     tool_choice: ToolChoice = ToolChoice()
     thinking: Thinking = Thinking(type="disabled")
     output_config: OutputConfig = OutputConfig()
@@ -79,7 +80,7 @@ class MessagesBody(CountBody):
 
     max_tokens: int = Field(ge=1)
     stream: bool = False
-    stop_sequences: Annotated[tuple[str, ...], BeforeValidator(stop_strings)] = ()
+    stop_sequences: Annotated[tuple[str, ...], BeforeValidator(stop_strings), Stops] = ()
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0)

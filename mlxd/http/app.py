@@ -8,7 +8,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from mlxd.config import ServerSettings
-from mlxd.http import anthropic, openai, probes, responses, tokens
+from mlxd.http import anthropic, openai, openapi, probes, responses, tokens
 from mlxd.http.access import add_cors, guard
 from mlxd.http.auth import Access
 from mlxd.http.context import CONTEXT, Context
@@ -39,7 +39,7 @@ def make_app(
     app = _guarded_app(Context(directory, server, access, tell))
     app[responses.STORE] = ResponseStore(lambda: server().response_store)
     app.add_routes([*probes.routes(registry), *openai.ROUTES, *responses.ROUTES])
-    app.add_routes([*anthropic.ROUTES, *tokens.ROUTES, *extra_routes])
+    app.add_routes([*anthropic.ROUTES, *tokens.ROUTES, *openapi.ROUTES, *extra_routes])
     return app
 
 

@@ -9,11 +9,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from mlxd.errors import BadRequest
+from mlxd.http.described import ResponsesInput, ResponsesTools, ToolChoice
 from mlxd.http.parts import Effort, Metadata, Part, effort_kwargs, offered, validate
 from mlxd.http.requests import ChatPrompt, Limit, SamplingRequest, TextRequest
 from mlxd.http.responses_input import parse_input
 from mlxd.http.schema import MAX_TOP_LOGPROBS
-from mlxd.http.tools import MAX_TOOLS, Function, all_tools, chosen_tools, parse_function
+from mlxd.http.tools import Function, all_tools, chosen_tools, parse_function
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -43,7 +44,7 @@ class ResponsesBody(Part):
     """`POST /v1/responses`."""
 
     model: str
-    input: Any
+    input: ResponsesInput
     instructions: str | None = None
     previous_response_id: str | None = Field(None, max_length=128)
     store: bool = True
@@ -53,8 +54,8 @@ class ResponsesBody(Part):
     top_p: float | None = Field(None, gt=0, le=1)
     top_logprobs: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
     include: Annotated[list[str], Field(max_length=16)] = Field(default_factory=list)
-    tools: Annotated[list[Any], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
-    tool_choice: Any = "auto"
+    tools: ResponsesTools = Field(default_factory=list)
+    tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     reasoning: ReasoningOptions = ReasoningOptions()
     text: TextOptions = TextOptions()

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from mlxd.errors import BadRequest
+from mlxd.http.described import ChatMessages, ChatTools, Prompts, Stops, ToolChoice
 from mlxd.http.formats import ResponseFormat
 from mlxd.http.messages import parse_messages
 from mlxd.http.parts import (
@@ -35,7 +36,7 @@ from mlxd.http.requests import (
     TextRequest,
     TokenPrompt,
 )
-from mlxd.http.tools import MAX_TOOLS, chosen_tools, parse_chat_tools
+from mlxd.http.tools import chosen_tools, parse_chat_tools
 
 MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 32  # to all prompts together
@@ -105,7 +106,7 @@ class _Body(Part):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     max_tokens: int | None = Field(None, ge=1)
-    stop: Annotated[tuple[str, ...], BeforeValidator(stop_strings)] = ()
+    stop: Annotated[tuple[str, ...], BeforeValidator(stop_strings), Stops] = ()
     temperature: float | None = Field(None, ge=0, le=2)  # OpenAI's range
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0)
@@ -171,14 +172,14 @@ class _Body(Part):
 class ChatBody(_Body):
     """`POST /v1/chat/completions`."""
 
-    messages: list[Any]
+    messages: ChatMessages
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
-    tools: Annotated[list[Any], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
+    tools: ChatTools = Field(default_factory=list)
     parallel_tool_calls: bool = True
     functions: NoFunctions = Field(default_factory=list)
-    tool_choice: Any = "auto"
+    tool_choice: ToolChoice = "auto"
     function_call: Annotated[
         Literal["auto", "none"],
         offered(lambda call: call in ("auto", "none"), "function_call, the older form of tools,"),
@@ -207,7 +208,7 @@ class ChatBody(_Body):
 class CompletionBody(_Body):
     """`POST /v1/completions`."""
 
-    prompt: Any
+    prompt: Prompts
     logprobs: int | None = Field(None, ge=0, le=MAX_COMPLETION_LOGPROBS)
     best_of: Choices | None = None
     echo: bool = False

@@ -10,12 +10,13 @@ from pydantic import Field, model_validator
 from mlxd.errors import BadRequest
 from mlxd.http.body import json_response, read_object
 from mlxd.http.context import CONTEXT
+from mlxd.http.described import ChatMessages, ChatTools
 from mlxd.http.messages import parse_messages
 from mlxd.http.parts import Part, validate
 from mlxd.http.prepare import check_length, check_tokens, prompt_tokens
 from mlxd.http.requests import ChatPrompt, TextPrompt
 from mlxd.http.schema import check_template_kwargs
-from mlxd.http.tools import MAX_TOOLS, parse_chat_tools
+from mlxd.http.tools import parse_chat_tools
 from mlxd.serving import Served
 
 MAX_TOKENS = 2**20
@@ -26,10 +27,10 @@ class TokenizeBody(Part):
 
     model: str
     prompt: str | None = None
-    messages: list[Any] | None = None
+    messages: ChatMessages | None = None
     add_special_tokens: bool = True  # to a text; templates write their own
     return_token_strs: bool = False
-    tools: Annotated[list[Any], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
+    tools: ChatTools = Field(default_factory=list)
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
