@@ -14,7 +14,8 @@ from mlxd.http.events import Admitted, Done, Ended, Event, Said, Usage
 from mlxd.http.prepare import Call, prepare
 from mlxd.http.requests import TextRequest
 from mlxd.serving import Directory, Ticket
-from mlxd.text.answer import AnswerStream
+from mlxd.text.answer import AnswerStream, Apart
+from mlxd.text.barecalls import BareCalls
 from mlxd.text.markup import CONTENT, Parts
 from mlxd.text.pieces import Delta, Piece
 from mlxd.text.stream import TextStream
@@ -117,6 +118,18 @@ def _settle(answer: AnswerStream, ticket: Ticket) -> None:
         ticket.end(own, ticket.outcome.completion_tokens)
 
 
+def _apart(call: Call, opening: str) -> Apart | None:
+    """What takes this answer apart; None = all of it is content."""
+    if not call.chat:
+        return None
+    markup = call.tokenizer.markup
+    machine = markup.machine(with_calls=bool(call.tools))
+    parts = None if machine is None else Parts(markup, machine, call.tools, opening)
+    # Models whose calls mlx-lm does not know write them as bare JSON, as far as they do at all.
+    is_bare = bool(call.tools) and markup.calls is None
+    return BareCalls(parts, call.tools) if is_bare else parts
+
+
 class _Text:
     """An `AnswerStream` used where its detokenizer belongs."""
 
@@ -140,9 +153,7 @@ class _Text:
                 stops=call.stops,
                 drop_leading_space=call.chat and not call.continues,
             )
-            machine = markup.machine(with_calls=bool(call.tools)) if call.chat else None
-            parts = None if machine is None else Parts(markup, machine, call.tools, opening)
-            return AnswerStream(stream, parts, one_call=call.one_call)
+            return AnswerStream(stream, _apart(call, opening), one_call=call.one_call)
 
         in_worker = detokenizer.in_worker
         answer = await tokenizer.run(make) if in_worker else make()

@@ -195,10 +195,9 @@ async def _prompt_text(prompt: Prompt, tokens: Sequence[int], tokenizer: Tokeniz
 
 
 def _check_tools(prompt: ChatPrompt, tokenizer: Tokenizer) -> None:
-    if prompt.tools and not tokenizer.markup.offers_tools:
+    if prompt.tools and not tokenizer.markup.takes_tools:
         raise BadRequest(
-            "this model cannot call tools: its chat template does not show them to it, "
-            "or its calls cannot be told from its text",
+            "this model cannot call tools: its chat template does not show them to it",
             param="tools",
             code="tools_not_supported",
         )

@@ -7,11 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
-from mlxd.text.markup import Parts
 from mlxd.text.pieces import Delta, Piece, Reasoning, TokenText, ToolCall
 from mlxd.text.stream import TextStream
 from mlxd.wire import Token
+
+
+class Apart(Protocol):
+    """What takes an answer's text apart: `Parts`, or `BareCalls` around them."""
+
+    @property
+    def reasons(self) -> bool:
+        """Whether the text is in its reasoning now."""
+        ...
+
+    def push(self, text: str) -> list[Piece]:
+        """Add text; the pieces that it completes."""
+        ...
+
+    def finish(self, *, cut: bool) -> list[Piece]:
+        """The text is over, by itself or cut."""
+        ...
 
 
 class AnswerStream:
@@ -20,7 +37,7 @@ class AnswerStream:
     However its tokens are batched, the pieces join to the same answer.
     """
 
-    def __init__(self, text: TextStream, parts: Parts | None, *, one_call: bool = False) -> None:
+    def __init__(self, text: TextStream, parts: Apart | None, *, one_call: bool = False) -> None:
         """
         Args:
             parts: None where the model marks nothing; then all text is content.

@@ -42,14 +42,9 @@ class Markup:
     #: The part in which an answer to these prompt tokens begins; costs a search of them.
     opening: Callable[[Sequence[int]], str] | None = None
 
-    @property
-    def offers_tools(self) -> bool:
-        """Whether a request may bring tools."""
-        return self.takes_tools and self.calls is not None
-
     def machine(self, *, with_calls: bool) -> Machine | None:
         """What takes an answer apart; None = all of it is content."""
-        return self.calls if with_calls else self.reasoning
+        return self.calls if with_calls and self.calls is not None else self.reasoning
 
 
 class Parts:

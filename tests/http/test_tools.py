@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -11,7 +12,7 @@ import pytest
 
 from mlxd.text.tokenizer import Tokenizer
 from tests.http.fakes import MODEL, FakeGateway, directory, says, serving
-from tests.text.marked import tool
+from tests.text.marked import marked_model, tool
 
 ASK: Any = [{"role": "user", "content": "How is the weather in Paris?"}]
 TOOLS: Any = [tool("get_weather", city="string")]
@@ -185,6 +186,33 @@ async def test_a_round_trip_reaches_the_template(
     prompt = await marked.decode(list(gateway.generation.prompt))
     assert f"{THOUGHT}A moment.\n{CALL}" in prompt
     assert "Sunny." in prompt
+
+
+LLAMA = """\
+{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}
+{% for message in messages %}{{ message.role }}: {{ message.content }}{% endfor %}"""
+
+
+async def test_a_model_whose_calls_have_no_markers_calls_in_bare_json(
+    starter_path: Path, tmp_path: Path
+) -> None:
+    """As Llama's do: its template takes tools, and mlx-lm has no parser for it."""
+    model = marked_model(starter_path, tmp_path, template=LLAMA)
+    tokenizer = await Tokenizer.load(model, trust_remote_code=False)
+    text = '{"name": "get_weather", "parameters": {"city": "Paris"}}'
+    gateway = FakeGateway(says(await tokenizer.encode(text)))
+    async with (
+        serving(directory(tokenizer, gateway)) as url,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        choice = await asked(client)
+        message, reason = await streamed(client)
+        plain = await asked(client, tools=[])
+    assert choice.finish_reason == reason == "tool_calls"
+    assert choice.message.tool_calls[0].function.arguments == '{"city": "Paris"}'
+    assert (message["content"], len(message["tool_calls"])) == ("", 1)
+    assert plain.message.content == text
+    tokenizer.close()
 
 
 async def test_a_model_that_cannot_call_tools_says_so(tokenizer: Tokenizer) -> None:

@@ -223,7 +223,7 @@ async def test_only_models_with_reasoning_and_tools_have_parts(
     assert starter.markup == Markup()
     folder = marked_model(starter_path, tmp_path, template="{{ messages[0].content }}<tool_call>")
     plain = await Tokenizer.load(folder, trust_remote_code=False)
-    assert not plain.markup.offers_tools
+    assert not plain.markup.takes_tools
     for tokenizer in (starter, plain):
         tokenizer.close()
 
