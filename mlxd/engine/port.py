@@ -98,6 +98,11 @@ class Runner(Protocol):
         """Drop everything after a failure."""
 
     @property
+    def keeps_prefixes(self) -> bool:
+        """Whether `begin` finds what it can of prompts that were seated before."""
+        ...
+
+    @property
     def kv_bytes(self) -> int:
         """Bytes of all rows' state."""
         ...

@@ -67,6 +67,11 @@ class PrefixCache:
         return len(layout) > 0 and all(spec.slots is FullSlots for spec in layout)
 
     @property
+    def has_room(self) -> bool:
+        """Whether it can hold any block at all."""
+        return self._capacity > 0
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all blocks."""
         return len(self._blocks) * self._block_bytes

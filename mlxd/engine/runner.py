@@ -332,6 +332,11 @@ class Runner:
         pool.resize(rung)
 
     @property
+    def keeps_prefixes(self) -> bool:
+        """Whether there is a prefix cache, with room for anything."""
+        return self._prefixes is not None and self._prefixes.has_room
+
+    @property
     def kv_bytes(self) -> int:
         """Bytes of all pools and of all states outside one; the prefix cache is not in it."""
         pools = sum(pool.nbytes for pool in self._pools.values())

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mlxd.engine import budgets
@@ -151,6 +151,8 @@ class Scheduler:
            then it has the model to itself.
         2. A batch request starts while fewer than `width` rows run and its state
            fits into memory.
+        3. One whose very context is being prefilled waits for its state: answers to
+           one request share one prefill.
         """
         admitted = False
         while self._waiting:
@@ -161,6 +163,8 @@ class Scheduler:
                 self._start_serial(self._waiting.popleft())
                 return True
             if len(self._prefilling) + len(self._decoding) >= self.tuning.width:
+                return admitted
+            if self._is_on_its_way(row.context):
                 return admitted
             short = self._short and self._running
             if short or not self.runner.admits(row.length, row.remaining):
@@ -173,6 +177,13 @@ class Scheduler:
         self._take_turn(row)
         self._events.append(Started(row.id))
         self._serial = (row, self.runner.serial(row.request, self.tuning.prefill_chunk))
+
+    def _is_on_its_way(self, context: Sequence[int]) -> bool:
+        """Whether most of this context's state is still to be computed, for another row."""
+        return self.runner.keeps_prefixes and any(
+            row.context == context and row.to_prefill > len(context) // 2
+            for row in self._prefilling
+        )
 
     def _start(self, row: Row) -> None:
         self._prefilling.append(row)

@@ -61,6 +61,7 @@ class FakeRunner:
         self.log: list[tuple[str, list[int]]] = []
         self.script: dict[int, list[int]] = {}
         self.known: dict[int, int] = {}  # prompt tokens in the prefix cache, by row
+        self.keeps_prefixes = False
         self.prefilled: dict[int, int] = {}
         self.seated: set[int] = set()
         self.given: dict[int, int] = {}
@@ -484,6 +485,30 @@ def test_what_the_prefix_cache_holds_is_told_and_not_computed_again() -> None:
     assert bench.cached[1] == 12
     result = bench.finished[1]
     assert (result.prompt_tokens, result.cached_tokens, result.prefilled_tokens) == (20, 12, 8)
+
+
+def test_rows_of_one_prompt_share_its_prefill() -> None:
+    """Those behind the first wait for its state, and then start together."""
+    bench = Bench(width=4, chunk=16)
+    bench.runner.keeps_prefixes = True
+    bench.runner.known = {2: 40, 3: 40}
+    for number in (1, 2, 3):
+        bench.submit(number, prompt=40, count=9)
+    bench.submit(4, prompt=4, count=9)
+    bench.step()
+    assert bench.started == [1]
+    bench.step(5)
+    assert bench.started == [1, 2, 3, 4]
+    assert (bench.cached[2], bench.cached[3]) == (39, 39)
+
+
+def test_rows_of_one_prompt_do_not_wait_where_nothing_is_kept() -> None:
+    """They would wait for nothing."""
+    bench = Bench(width=4, chunk=16)
+    for number in (1, 2, 3):
+        bench.submit(number, prompt=40, count=9)
+    bench.step()
+    assert bench.started == [1, 2, 3]
 
 
 def test_a_cancelled_prompt_counts_only_what_was_computed_of_it() -> None:
