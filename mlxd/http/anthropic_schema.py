@@ -12,6 +12,7 @@ from mlxd.http.anthropic_messages import parse_anthropic_messages
 from mlxd.http.described import AnthropicMessages, AnthropicSystem, AnthropicTools, Stops
 from mlxd.http.parts import Part, offered, stop_strings, validate
 from mlxd.http.requests import ChatPrompt, Limit, SamplingRequest, TextRequest
+from mlxd.http.toolchoice import Choice, anthropic_choice
 from mlxd.http.tools import Function, all_tools, parse_function
 
 
@@ -29,12 +30,10 @@ class Thinking(Part):
 
 
 class ToolChoice(Part):
-    """`tool_choice`; enforced ones are refused, not ignored."""
+    """`tool_choice`."""
 
-    type: Annotated[
-        Literal["auto", "none"],
-        offered(lambda kind: kind not in ("any", "tool"), "a tool_choice that is enforced"),
-    ] = "auto"
+    type: Literal["auto", "any", "tool", "none"] = "auto"
+    name: str | None = None  # of the tool
     disable_parallel_tool_use: bool = False
 
 
@@ -63,16 +62,22 @@ class CountBody(Part):
             BadRequest: naming the part that cannot be used.
         """
         messages, continues = parse_anthropic_messages(self.messages, self.system)
-        tools = _tools(self.tools)
+        choice = self.choice()
         kwargs: dict[str, Any] = {"enable_thinking": self.thinking.type != "disabled"}
         if self.output_config.effort is not None:
             kwargs["reasoning_effort"] = self.output_config.effort
         return ChatPrompt(
             messages=messages,
-            tools=() if self.tool_choice.type == "none" else tools,
+            tools=choice.tools,
             template_kwargs=kwargs,
             continues=continues,
+            must_call=choice.required,
         )
+
+    def choice(self) -> Choice:
+        """The tools that may be called. Raises BadRequest."""
+        asked = self.tool_choice
+        return anthropic_choice(asked.type, asked.name, _tools(self.tools))
 
 
 class MessagesBody(CountBody):
@@ -99,6 +104,7 @@ class MessagesBody(CountBody):
             sampling=SamplingRequest(
                 temperature=self.temperature, top_p=self.top_p, top_k=self.top_k
             ),
+            format=self.choice().format,
             limit=Limit(self.max_tokens, "max_tokens"),
             stops=self.stop_sequences,
             stream=self.stream,

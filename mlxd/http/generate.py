@@ -122,6 +122,8 @@ def _apart(call: Call, opening: str) -> Apart | None:
     """What takes this answer apart; None = all of it is content."""
     if not call.chat:
         return None
+    if call.must_call:
+        return BareCalls(None, call.tools)
     markup = call.tokenizer.markup
     machine = markup.machine(with_calls=bool(call.tools))
     parts = None if machine is None else Parts(markup, machine, call.tools, opening)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import msgspec
 
 from mlxd.errors import BadRequest
 from mlxd.grammar import of_schema
+from mlxd.http.inwords import in_words
 from mlxd.http.requests import (
     ChatPrompt,
     JsonFormat,
@@ -29,6 +30,8 @@ from mlxd.wire import Capabilities, Sampling
 
 N = TypeVar("N", int, float)
 
+NO_THINKING = {"enable_thinking": False}
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -40,6 +43,7 @@ class Call:
     chat: bool  # else a completion: all of its text is content
     continues: bool  # it goes on in the middle of a text
     tools: tuple[Mapping[str, Any], ...]
+    must_call: bool
     one_call: bool
     echo: str  # what the answer begins with
 
@@ -86,6 +90,7 @@ async def prepare(
                     chat=isinstance(prompt, ChatPrompt),
                     continues=isinstance(prompt, ChatPrompt) and prompt.continues,
                     tools=prompt.tools if isinstance(prompt, ChatPrompt) else (),
+                    must_call=isinstance(prompt, ChatPrompt) and prompt.must_call,
                     one_call=request.one_call,
                     echo=echo,
                 )
@@ -163,7 +168,7 @@ async def prompt_tokens(prompt: Prompt, served: Served) -> Sequence[int]:
     tokenizer = served.tokenizer
     match prompt:
         case ChatPrompt():
-            _check_tools(prompt, tokenizer)
+            prompt = _for_template(prompt, tokenizer)
             return await tokenizer.encode_chat(
                 prompt.messages,
                 tools=prompt.tools,
@@ -194,13 +199,20 @@ async def _prompt_text(prompt: Prompt, tokens: Sequence[int], tokenizer: Tokeniz
     return prompt.text if isinstance(prompt, TextPrompt) else await tokenizer.decode(tokens)
 
 
-def _check_tools(prompt: ChatPrompt, tokenizer: Tokenizer) -> None:
-    if prompt.tools and not tokenizer.markup.takes_tools:
+def _for_template(prompt: ChatPrompt, tokenizer: Tokenizer) -> ChatPrompt:
+    """The prompt in what its model's template knows."""
+    if prompt.must_call:  # from the first token on: there is no room for thoughts
+        prompt = replace(prompt, template_kwargs={**prompt.template_kwargs, **NO_THINKING})
+    if tokenizer.markup.takes_tools:
+        return prompt
+    if prompt.tools and not prompt.must_call:
         raise BadRequest(
-            "this model cannot call tools: its chat template does not show them to it",
+            "this model cannot call tools: its chat template does not show them to it; "
+            "only a tool_choice that requires a call can be had",
             param="tools",
             code="tools_not_supported",
         )
+    return replace(prompt, messages=in_words(prompt.messages, prompt.tools), tools=())
 
 
 def check_length(prompt: Prompt, served: Served) -> None:

@@ -15,6 +15,7 @@ class ChatPrompt:
     tools: tuple[dict[str, Any], ...] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     continues: bool = False  # the answer goes on with the last message, the assistant's
+    must_call: bool = False  # the answer is a call of a tool, in JSON
     param: str = "messages"
 
     @property

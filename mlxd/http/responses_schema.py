@@ -14,7 +14,8 @@ from mlxd.http.parts import Effort, Metadata, Part, effort_kwargs, offered, vali
 from mlxd.http.requests import ChatPrompt, Limit, SamplingRequest, TextRequest
 from mlxd.http.responses_input import parse_input
 from mlxd.http.schema import MAX_TOP_LOGPROBS
-from mlxd.http.tools import Function, all_tools, chosen_tools, parse_function
+from mlxd.http.toolchoice import responses_choice
+from mlxd.http.tools import Function, all_tools, parse_function
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -114,14 +115,15 @@ def responses_request(body: ResponsesBody, before: tuple[dict[str, Any], ...]) -
     conversation = (*before, *parse_input(body.input))
     # Instructions are of one response: an earlier one's are not kept.
     system = () if body.instructions is None else (_system(body.instructions),)
-    tools = _tools(body.tools)
+    choice = responses_choice(body.tool_choice, _tools(body.tools))
     request = TextRequest(
         model=body.model,
         prompts=(
             ChatPrompt(
                 messages=(*system, *conversation),
-                tools=chosen_tools(body.tool_choice, tools),
+                tools=choice.tools,
                 template_kwargs=effort_kwargs(body.reasoning.effort),
+                must_call=choice.required,
                 param="input",
             ),
         ),
@@ -131,6 +133,7 @@ def responses_request(body: ResponsesBody, before: tuple[dict[str, Any], ...]) -
         limit=None
         if body.max_output_tokens is None
         else Limit(body.max_output_tokens, "max_output_tokens"),
+        format=choice.format,
         stops=(),
         stream=body.stream,
         priority=body.priority,

@@ -36,7 +36,8 @@ from mlxd.http.requests import (
     TextRequest,
     TokenPrompt,
 )
-from mlxd.http.tools import chosen_tools, parse_chat_tools
+from mlxd.http.toolchoice import chat_choice
+from mlxd.http.tools import parse_chat_tools
 
 MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 32  # to all prompts together
@@ -241,13 +242,21 @@ def parse_chat(body: Mapping[str, Any]) -> TextRequest:
         BadRequest: naming the first field that cannot be used.
     """
     parsed = validate(ChatBody, body)
+    choice = chat_choice(parsed.tool_choice, parse_chat_tools(parsed.tools))
     prompt = ChatPrompt(
         messages=parse_messages(parsed.messages),
-        tools=chosen_tools(parsed.tool_choice, parse_chat_tools(parsed.tools)),
+        tools=choice.tools,
         template_kwargs=effort_kwargs(parsed.reasoning_effort) | parsed.chat_template_kwargs,
+        must_call=choice.required,
     )
     request = parsed.request(prompt, logprobs=parsed.top_logprobs if parsed.logprobs else None)
-    return replace(request, one_call=not parsed.parallel_tool_calls)
+    if choice.required and request.format is not None:
+        raise BadRequest("an enforced tool_choice leaves no response_format", param="tool_choice")
+    return replace(
+        request,
+        format=choice.format or request.format,
+        one_call=not parsed.parallel_tool_calls,
+    )
 
 
 def parse_completion(body: Mapping[str, Any]) -> TextRequest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import aiohttp
@@ -133,3 +134,39 @@ async def test_tokens_are_those_that_a_chat_counts(base: str) -> None:
         chat = await client.chat.completions.create(model="default", messages=ASK, max_tokens=1)
     assert chat.usage is not None
     assert chat.usage.prompt_tokens == counted
+
+
+async def test_a_tool_call_that_must_come_makes_a_round_trip(base: str) -> None:
+    """Required, streamed or not, its arguments of the tool's schema; then its result."""
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer"}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    function = {"name": "get_weather", "description": "The weather.", "parameters": schema}
+    asked: Any = {
+        "model": "default",
+        "messages": [{"role": "user", "content": "How is the weather in Paris?"}],
+        "tools": [{"type": "function", "function": function}],
+        "temperature": 0,
+        "max_tokens": 60,
+    }
+    async with openai(base) as client:
+        whole = await client.chat.completions.create(tool_choice="required", **asked)
+        async with client.chat.completions.stream(tool_choice="required", **asked) as stream:
+            streamed = (await stream.get_final_completion()).choices[0].message
+        choice = whole.choices[0]
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.tool_calls is not None
+        assert streamed.tool_calls is not None
+        (call,) = choice.message.tool_calls
+        assert call.type == "function"
+        arguments = json.loads(call.function.arguments)
+        assert arguments["city"] in {"Paris", "Rome"}
+        assert streamed.tool_calls[0].function.arguments == call.function.arguments
+        result = {"role": "tool", "tool_call_id": call.id, "content": "It is sunny."}
+        asked["messages"] += [choice.message.model_dump(exclude_none=True), result]
+        answer = await client.chat.completions.create(tool_choice="none", **asked)
+    assert answer.choices[0].finish_reason in {"stop", "length"}
+    assert answer.choices[0].message.content

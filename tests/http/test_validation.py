@@ -178,45 +178,43 @@ def test_completion_fields_that_exclude_each_other_are_refused(
 
 
 TOOL = {"type": "function", "function": {"name": "f"}}
+OTHER = {"type": "function", "function": {"name": "g"}}
 ALLOWED: dict[str, Any] = {"mode": "auto", "tools": [TOOL]}
 
 
 @pytest.mark.parametrize(
     ("choice", "param"),
     [
-        ("required", "tool_choice"),
-        (TOOL, "tool_choice"),
         ("banana", "tool_choice"),
         (5, "tool_choice"),
+        (OTHER, "tool_choice"),
+        ({"type": "function"}, "tool_choice"),
         ({"type": "allowed_tools"}, "tool_choice"),
-        (
-            {"type": "allowed_tools", "allowed_tools": ALLOWED | {"mode": "required"}},
-            "tool_choice.allowed_tools.mode",
-        ),
+        ({"type": "allowed_tools", "allowed_tools": ALLOWED | {"mode": "odd"}}, "tool_choice"),
         (
             {"type": "allowed_tools", "allowed_tools": ALLOWED | {"tools": [5]}},
             "tool_choice.allowed_tools.tools[0]",
         ),
-        (
-            {
-                "type": "allowed_tools",
-                "allowed_tools": ALLOWED
-                | {"tools": [{"type": "function", "function": {"name": "g"}}]},
-            },
-            "tool_choice.allowed_tools.tools",
-        ),
+        ({"type": "allowed_tools", "allowed_tools": ALLOWED | {"tools": [OTHER]}}, "tool_choice"),
     ],
 )
-def test_a_tool_choice_that_cannot_be_had_is_refused(choice: object, param: str) -> None:
-    """Malformed, unknown, or enforced."""
+def test_a_tool_choice_that_makes_no_sense_is_refused(choice: object, param: str) -> None:
+    """Malformed, or of a tool that is not there."""
     assert refusal(CHAT | {"tools": [TOOL], "tool_choice": choice}).param == param
+
+
+def test_a_call_that_must_come_needs_tools_and_leaves_no_format() -> None:
+    """It would be two formats for one answer."""
+    assert refusal(CHAT | {"tool_choice": "required"}).param == "tool_choice"
+    asked = {"tools": [TOOL], "tool_choice": "required"}
+    both = asked | {"response_format": {"type": "json_object"}}
+    assert refusal(CHAT | both).param == "tool_choice"
 
 
 def test_allowed_tools_are_the_only_ones_shown() -> None:
     """The others are as good as absent."""
-    other = {"type": "function", "function": {"name": "g"}}
     choice = {"type": "allowed_tools", "allowed_tools": ALLOWED}
-    (prompt,) = parse_chat(CHAT | {"tools": [other, TOOL], "tool_choice": choice}).prompts
+    (prompt,) = parse_chat(CHAT | {"tools": [OTHER, TOOL], "tool_choice": choice}).prompts
     assert isinstance(prompt, ChatPrompt)
     assert [tool["function"]["name"] for tool in prompt.tools] == ["f"]
 
