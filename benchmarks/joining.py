@@ -13,9 +13,11 @@ from mlx_lm.models.cache import BatchKVCache, KVCache
 
 from benchmarks.shapes import Built
 from mlxd.engine import attention
+from mlxd.engine.memory import HEADROOM
 from mlxd.engine.pool import capacity_classes, rung_for
 from mlxd.engine.port import Chunk
-from mlxd.engine.runner import HEADROOM, Runner
+from mlxd.engine.runner import Runner
+from mlxd.engine.slots.full import FullSpec
 from mlxd.wire import BatchTuning, Lane, Sampling, Submit
 
 #: Steps and joins of which the median counts.
@@ -146,7 +148,7 @@ class _Slots:
 
 def _batch_cache(built: Built, rows: int, context: int) -> Iterator[Event]:
     """mlx-lm's batch cache, by its public methods; what its generator calls between steps."""
-    layout = built.loaded.layout or []
+    layout = [spec for spec in built.loaded.layout or [] if isinstance(spec, FullSpec)]
     caches = [BatchKVCache([0] * (rows - 1)) for _ in layout]
     singles = [KVCache() for _ in layout]
     for spec, cache, single in zip(layout, caches, singles, strict=True):
