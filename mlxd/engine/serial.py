@@ -7,6 +7,7 @@ them, and hand the generator the last prompt token.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -128,5 +129,7 @@ def _logprobs(logprobs: mx.array, token: int, wanted: int | None) -> TokenLogpro
     if wanted:
         best = np.array(mx.argpartition(-logprobs, wanted - 1)[:wanted])
         pairs = [(int(token), float(logprobs[token])) for token in best]
-        top = sorted(pairs, key=lambda pair: -pair[1])
+        # Impossible tokens are left out, as in the batch lane.
+        possible = [pair for pair in pairs if pair[1] > -math.inf]
+        top = sorted(possible, key=lambda pair: -pair[1])
     return TokenLogprobs(float(logprobs[token]), top)

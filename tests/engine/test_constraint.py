@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import mlx.core as mx
@@ -146,6 +147,8 @@ def test_the_answer_is_a_document_of_the_schema(
     document = json.loads(text(engine.tokens[0]))
     assert set(document) == {"name", "even"}
     assert isinstance(document["even"], bool)
+    told = [p for entry in engine.logprobs[0] if entry is not None for _token, p in entry.top]
+    assert all(math.isfinite(logprob) for logprob in told), "forbidden tokens are not among them"
 
 
 def test_rows_with_and_without_grammars_run_together_as_they_do_alone(model: LoadedModel) -> None:
