@@ -12,6 +12,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
+from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -34,7 +35,34 @@ class Restored:
     """State of a prompt's first `length` tokens, one cache per layer, a batch of one row."""
 
     length: int
-    caches: list[KVCache]
+    caches: Sequence[Any]
+
+
+class Prefixes(Protocol):
+    """A prefix cache, as the runner uses it."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it may hold anything."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what it holds."""
+
+    def resize(self, max_bytes: int) -> None:
+        """Change the limit; what is above it goes, the least recently used first."""
+
+    def clear(self) -> None:
+        """Forget everything."""
+
+    def restore(self, tokens: Sequence[int]) -> Restored | None:
+        """The longest known prefix of a prompt, its last token left out, or None."""
+
+    def passing(self, tokens: Sequence[int], caches: Sequence[Any], row: int) -> None:
+        """A prefill has computed these first tokens of its prompt, and goes on."""
+
+    def store(self, tokens: Sequence[int], caches: Sequence[Any], row: int) -> None:
+        """Keep what it can of a prompt's state: row `row` of the caches, one per layer."""
 
 
 class PrefixCache:
@@ -115,6 +143,9 @@ class PrefixCache:
                 row = slice(position, position + 1)
                 caches[layer].state = (keys[row], values[row], length)
         return Restored(length, caches)
+
+    def passing(self, tokens: Sequence[int], caches: Sequence[KVCache], row: int) -> None:
+        """Nothing: the whole prompt's state has these blocks, too."""
 
     def store(self, tokens: Sequence[int], caches: Sequence[KVCache], row: int) -> None:
         """Keep the whole blocks of a prompt's state that are not known yet, as far as they fit.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -28,10 +28,11 @@ from mlxd.engine.pool import (
 )
 from mlxd.engine.port import NO_MEMORY, Chunk, Drawn, RowFailed, SerialSteps
 from mlxd.engine.prefill import Prefilled
-from mlxd.engine.prefix import PrefixCache, batched
+from mlxd.engine.prefix import PrefixCache, Prefixes, batched
 from mlxd.engine.sampling import Draw, RowSampler, observe, process, sample
 from mlxd.engine.seats import Part, Seat, constrained
 from mlxd.engine.slots import LayerSpec
+from mlxd.engine.snapshots import Snapshots
 from mlxd.engine.step import Forward, forward
 from mlxd.wire import BatchTuning, Submit
 
@@ -65,9 +66,8 @@ class Runner:
         self._seats: dict[int, Seat] = {}
         self._enqueued: deque[list[Part]] = deque()
         self._serial: list[Any] = []  # the serial lane's caches
-        self._prefixes: PrefixCache | None = None
-        if PrefixCache.supports(self._layout):
-            self._prefixes = PrefixCache(self._layout, tuning.prefix_cache)
+        self._prefixes = self._prefix_cache(tuning.prefix_cache)
+        self._prompts: dict[int, Sequence[int]] = {}  # of the rows in prefill
         self._width = tuning.width
         self._prefix_limit = tuning.prefix_cache
         self._memory = Memory(self._layout, self._classes)
@@ -75,6 +75,14 @@ class Runner:
         # ahead would only delay the tokens of the one before it.
         self.ahead = 0 if mx.default_device() == mx.Device(mx.cpu) else 1
         self._longest_padded = min((s.longest_padded for s in self._layout), default=0)
+
+    def _prefix_cache(self, max_bytes: int) -> Prefixes | None:
+        """Blocks where all layers have full attention, snapshots where not."""
+        if PrefixCache.supports(self._layout):
+            return PrefixCache(self._layout, max_bytes)
+        if self._layout:
+            return Snapshots(lambda: make_prompt_cache(self._model), max_bytes)
+        return None
 
     def retune(self, tuning: BatchTuning) -> None:
         """Take a new width and a new limit of the prefix cache."""
@@ -123,6 +131,7 @@ class Runner:
     def begin(self, row: int, tokens: Sequence[int], remaining: int) -> int:
         """Take what the prefix cache holds of these tokens; how many that is."""
         self._memory.promise(row, len(tokens), remaining)
+        self._prompts[row] = tokens
         restored = self._prefixes.restore(tokens) if self._prefixes is not None else None
         if restored is None:
             return 0
@@ -142,6 +151,9 @@ class Runner:
             states = [self._prefilled.get(chunk.row) for chunk in group]
             done = prefill.run(self._model, group, self._together(states))
             self._prefilled.update(zip([chunk.row for chunk in group], done, strict=True))
+            for chunk in group:
+                if not chunk.last:
+                    self._pass(chunk.row)
 
     def _together(self, states: Sequence[Prefilled | None]) -> list[Any]:
         """The caches of a group's rows, which all hold the same number of tokens."""
@@ -166,6 +178,7 @@ class Runner:
         # From here on the row is released with its slot, whatever fails.
         self._seats[row] = Seat(pool, slot, length - 1, sampler, window, constraint, length)
         state = self._prefilled.pop(row, None)
+        self._prompts.pop(row, None)
         if state is None:  # a prompt of one token has nothing to prefill
             pool.clear(slot)
             pool.feed(slot, mx.array(context[-1], mx.uint32))
@@ -186,10 +199,23 @@ class Runner:
 
     def _remember(self, tokens: Sequence[int], state: Prefilled) -> None:
         """Put a prompt's state into the prefix cache; a cache that fails is given up."""
-        if self._prefixes is None:
-            return
+        if self._prefixes is not None:
+            self._guarded(self._prefixes.store, tokens, state)
+
+    def _pass(self, row: int) -> None:
+        """Show the prefix cache how far a prefill has got."""
+        state = self._prefilled[row]
+        if self._prefixes is not None:
+            self._guarded(self._prefixes.passing, self._prompts[row][: state.length], state)
+
+    def _guarded(
+        self,
+        keep: Callable[[Sequence[int], Sequence[Any], int], None],
+        tokens: Sequence[int],
+        state: Prefilled,
+    ) -> None:
         try:
-            self._prefixes.store(tokens, state.caches, state.row)
+            keep(tokens, state.caches, state.row)
         except (RuntimeError, ValueError, MemoryError) as error:
             # The row has all that it needs: its request must not pay for this.
             print(f"the prefix cache is off from now on: {error!r}", file=sys.stderr)  # noqa: T201
@@ -198,6 +224,7 @@ class Runner:
     def release(self, row: int) -> None:
         """Forget a row in whatever phase it is; its tokens on the way are dropped."""
         self._prefilled.pop(row, None)
+        self._prompts.pop(row, None)
         self._memory.settle(row)
         seat = self._seats.pop(row, None)
         if seat is not None:
@@ -228,6 +255,7 @@ class Runner:
         """After a failed step: drop every row's state, and what is on its way."""
         self._enqueued.clear()
         self._prefilled.clear()
+        self._prompts.clear()
         self._seats.clear()
         self._memory.clear()
         self._pools.clear()
