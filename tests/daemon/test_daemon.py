@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import signal
@@ -135,26 +136,55 @@ async def test_second_signal_ends_at_once(place: Place):
 
 async def test_reader_that_never_reads_cannot_hold_the_exit(place: Place):
     """A client with a full window is cut off after the deadline."""
-    path = place.folder / "s"
     # A Unix socket's buffer is small and stays so; each of these tokens is six bytes of JSON.
+    tokens = 90_000
+    if buffered_by_the_system() > tokens * 6 // 2:
+        pytest.skip("this system's sockets take what the daemon would have to hold")
+    path = place.folder / "s"
     env = 'FAKE_BURST = "500"\nFAKE_TOKEN = "1"'
     place.write(listen=f"unix:{path}", env=env, drain_timeout="500ms")
     async with place.serving() as daemon:
         with socket.socket(socket.AF_UNIX) as stalled:
             stalled.connect(str(path))
-            body = b'{"model":"tiny","prompt":"hi","max_tokens":90000,"stream":true}'
+            body = b'{"model":"tiny","prompt":"hi","max_tokens":%d,"stream":true}' % tokens
             stalled.sendall(
                 b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
                 b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
                 % (len(body), body)
             )
             await asyncio.to_thread(stalled.recv, 1)
+            # A deadline that cuts the row before its answer fills the window proves nothing.
+            await nothing_runs(path)
             daemon.signal(signal.SIGTERM)
 
-            assert await daemon.ended(within=8) == 0
+            assert await daemon.ended(within=20) == 0
     assert "some clients have not read their answers to the end" in {
         line["event"] for line in daemon.log
     }
+
+
+def buffered_by_the_system() -> int:
+    """Bytes that a Unix socket takes while nobody reads."""
+    ours, theirs = socket.socketpair()
+    taken = 0
+    with ours, theirs, contextlib.suppress(BlockingIOError):
+        ours.settimeout(0)
+        while True:
+            taken += ours.send(bytes(4096))
+    return taken
+
+
+async def nothing_runs(path: Path) -> None:
+    """Wait until the engine has given all that it was asked for, whoever has read it."""
+    connector = aiohttp.UnixConnector(str(path))
+    async with aiohttp.ClientSession("http://localhost", connector=connector) as operator:
+
+        async def idle() -> bool:
+            async with operator.get("/admin/status") as answer:
+                (model,) = (await answer.json())["models"]
+            return bool(model["running"]["batch"] == 0)
+
+        await eventually(idle, within=30)
 
 
 async def test_sigterm_while_loading_ends_promptly(place: Place):
