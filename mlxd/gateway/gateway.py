@@ -167,7 +167,11 @@ class Gateway:
         self._line.put_back(again)
 
     def lost(self, reason: str) -> None:
-        """The engine is gone for good: everything accepted ends with an error."""
+        """The engine is gone for good: everything accepted ends with an error.
+
+        Args:
+            reason: for clients; nothing of this machine is in it.
+        """
         self._lost = reason
         accepted = [*self._line, *self._engine.detach()]
         self.kv_bytes = self.prefix_cache_bytes = 0

@@ -238,7 +238,8 @@ class Host:
     def _serving(self) -> Served:
         stage, served = self._life.stage, self._life.served
         if stage is State.FAILED:
-            raise ModelNotReady(f"the model {self.id} has failed: {self.reason}")
+            # Why is for operators: an engine's last words may name paths of this machine.
+            raise ModelNotReady(f"the model {self.id} has failed")
         if self.draining:
             raise Draining(f"the model {self.id} is draining", retry_after=DRAIN_RETRY)
         if stage is State.READY and served is not None:

@@ -79,7 +79,9 @@ class Life:
             self._fail(f"unexpected {type(error).__name__}; the log says more")
         finally:
             self.run = None
-            self._gateway.lost(self.reason or "it was stopped")
+            # Clients are not told why: an engine's last words may name paths of this machine.
+            stopped = self.stage is State.STOPPED
+            self._gateway.lost("it was stopped" if stopped else "none will follow it")
             self.settled.set()
             if self._tokenizer is not None:
                 self._tokenizer.close()
