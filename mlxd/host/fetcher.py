@@ -73,8 +73,9 @@ class Fetcher:
             await asyncio.gather(answer.read(child.stdout), progress.read(child.stderr))
             status = await child.wait()
         except asyncio.CancelledError:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGTERM)  # what it started, too
+            if child.returncode is None:  # else another process may have its id by now
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGTERM)  # what it started, too
             await child.wait()
             raise
         if status != 0 or not answer.lines:

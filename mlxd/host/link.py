@@ -75,8 +75,10 @@ class EngineLink:
             OSError: the command cannot be run.
         """
         ours, theirs = socket.socketpair()
-        try:
-            with theirs:
+        with theirs:
+            # The process last: what is cancelled while it waits leaves none behind.
+            reader, writer = await _connection(ours)
+            try:
                 process = await asyncio.create_subprocess_exec(
                     *command,
                     "--fd",
@@ -89,10 +91,9 @@ class EngineLink:
                     # A Ctrl-C in the terminal is for the daemon, which drains first.
                     start_new_session=True,
                 )
-        except BaseException:
-            ours.close()
-            raise
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
+            except BaseException:
+                writer.close()
+                raise
         engine_log = log.bind(model=model, pid=process.pid)
         words = LastWords(lambda line: engine_log.info("engine output", line=line))
         assert process.stdout is not None  # noqa: S101 - it was asked for as a pipe
@@ -178,6 +179,9 @@ class EngineLink:
         self._signal(signal.SIGCONT)  # one that was stopped meets it now
 
     def _signal(self, number: signal.Signals) -> None:
+        # One that was reaped has no id any more: another process may have it by now.
+        if self._process.returncode is not None:
+            return
         # Its whole session: a compiler that it started would keep its pipe open.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
@@ -189,6 +193,14 @@ class EngineLink:
         except TimeoutError:
             return False
         return True
+
+
+async def _connection(ours: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    try:
+        return await asyncio.open_unix_connection(sock=ours)
+    except BaseException:
+        ours.close()
+        raise
 
 
 def engine_environment(

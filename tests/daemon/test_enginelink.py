@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from mlxd import wire
 from mlxd.host.lastwords import KEPT_LINES, MAX_LINE_BYTES
 from mlxd.host.link import PATIENCE, BrokenFrame, EngineLink, engine_environment
 from mlxd.wire import BatchTuning, Hello, LoadFailed, Phase, Ready, Start
+from tests.daemon.fakes import is_running
 from tests.daemon.light import ENGINE_COMMAND
 
 START = Start("/models/x", "auto", None, trust_remote_code=False, batch=BatchTuning(2, 16, 16))
@@ -109,6 +111,44 @@ async def test_stubborn_engine_is_killed():
             await anext(frames)
 
         assert await link.stop() == -signal.SIGKILL
+
+
+async def test_an_engine_that_was_reaped_gets_no_signal():
+    """Its id may be another process's by now; here, that of the group of one that lives on."""
+    code = (
+        "import subprocess as s; "
+        "print(s.Popen(['sleep', '60'], stdout=s.DEVNULL, stderr=s.DEVNULL).pid)"
+    )
+    async with opened(python(code)) as link:
+        await link.ended()
+        stranger = int(link.last_words[0])
+        try:
+            link.terminate()
+            link.abort()
+            await asyncio.sleep(0.1)
+
+            assert is_running(stranger)
+        finally:
+            os.kill(stranger, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_an_engine_whose_start_is_cancelled_is_gone(tmp_path: Path, turns: int):
+    """At whatever point of its start: nobody else would end it."""
+    told = tmp_path / "told"
+    code = f"import os, time; open({str(told)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    opening = asyncio.create_task(EngineLink.open("tiny", python(code), os.environ))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    opening.cancel()
+    try:
+        link = await opening
+    except asyncio.CancelledError:
+        await asyncio.sleep(0.3)  # time to tell its id, if it lives
+        assert not told.exists() or not is_running(int(told.read_text()))
+    else:
+        link.terminate()
+        await link.ended()
 
 
 async def test_sending_to_a_dead_engine_is_no_error():
