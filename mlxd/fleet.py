@@ -14,7 +14,7 @@ from mlxd.errors import ConfigError, Conflict, NotFound
 from mlxd.host import Host
 from mlxd.host.run import Means
 from mlxd.lifecycle import State
-from mlxd.plan import Plan
+from mlxd.plan import Plan, diff, with_room
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -51,6 +51,15 @@ class Fleet:
     def __iter__(self) -> Iterator[Host]:
         """All of them, whatever they do."""
         return iter((*self.now.hosts.values(), *self._building, *self._retiring))
+
+    def planned(self, settings: Settings) -> Plan:
+        """What a change to these settings would do. Raises ConfigError where it cannot be."""
+        return self.fitted(diff(self.now.settings, settings, self.now.file))
+
+    def fitted(self, plan: Plan) -> Plan:
+        """The plan, with those told that have no room beside what they replace."""
+        needs = {model_id: self.now.hosts[model_id].engine_bytes for model_id in plan.replace}
+        return with_room(plan, needs, self._room())
 
     async def build_all(self, plan: Plan, settings: Settings) -> dict[str, Host]:
         """Everything new of a plan, ready to serve, beside what serves.
@@ -97,7 +106,7 @@ class Fleet:
             for host in built.values():
                 host.start(patient=False)
             await asyncio.gather(*(host.started() for host in built.values()))
-            _refuse_failures(built.values())
+            refuse_failures(built.values())
         except BaseException:
             await self.discard(built.values())
             raise
@@ -114,11 +123,6 @@ class Fleet:
         if not drained:
             host.resume()  # a drain of its own would outlive the next load
         log.info("model unloaded", model=host.id)
-
-    def room(self) -> int | None:
-        """Bytes for another engine beside all that are loaded and what their rows hold now."""
-        free = self._means.memory.free
-        return None if free is None else free - sum(h.kv_bytes + h.prefix_cache_bytes for h in self)
 
     async def discard(self, hosts: Iterable[Host]) -> None:
         """End hosts that were built and are not wanted after all."""
@@ -185,13 +189,19 @@ class Fleet:
         """Wait until all that retire have ended."""
         await asyncio.gather(*self._retiring.values())
 
+    def _room(self) -> int | None:
+        """Bytes for another engine beside all that are loaded and what their rows hold now."""
+        free = self._means.memory.free
+        return None if free is None else free - sum(h.kv_bytes + h.prefix_cache_bytes for h in self)
+
     def _host(self, model_id: str, settings: Settings) -> Host:
         return Host(
             model_id, settings.models[model_id], settings.server.request_timeout, self._means
         )
 
 
-def _refuse_failures(hosts: Iterable[Host]) -> None:
+def refuse_failures(hosts: Iterable[Host]) -> None:
+    """Raises ConfigError with the reason of each that has failed."""
     failed = [host for host in hosts if host.state is State.FAILED]
     if failed:
         raise ConfigError([f"models.{host.id}: {host.reason}" for host in failed])

@@ -61,7 +61,7 @@ class Notifier:
         said = ["WATCHDOG=1", f"STATUS={summary(status)}"]
         if self._ready or self._stopping:
             self._send(*said)
-        elif status.state == "starting":
+        elif status.state == "starting" and any(m.state == "starting" for m in status.models):
             # Loading takes what it takes; only an event loop that hangs meets the timeout.
             self._send(*said, f"EXTEND_TIMEOUT_USEC={_microseconds(LOADING)}")
         else:

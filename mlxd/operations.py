@@ -115,7 +115,11 @@ class RequestStatus:
 
 
 class Operations(Protocol):
-    """What an operator can do. The supervisor fulfils it."""
+    """What an operator can do. The supervisor fulfils it.
+
+    A change (reload, patch, load, unload, restart) that was asked for is made, also where
+    whoever asked is cancelled meanwhile.
+    """
 
     def status(self) -> DaemonStatus:
         """One consistent snapshot."""
@@ -172,11 +176,13 @@ class Operations(Protocol):
         """
 
     async def load(self, model: str) -> ModelStatus:
-        """Start a model that is stopped or has failed; returns when it serves, or cannot.
+        """Start a model that is stopped or has failed; returns when it serves.
 
         Raises:
             NotFound: no such model.
-            Conflict: it is neither stopped nor failed, or the daemon is stopping.
+            ConfigError: it has failed again; says why.
+            Conflict: it is neither stopped nor failed, it was stopped while it loaded, or the
+                daemon is stopping.
         """
 
     async def unload(self, model: str) -> ModelStatus:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
-from typing import Literal
+from typing import Literal, TypeVar
 
 import structlog
 
 from mlxd import __version__
+from mlxd.changes import Changes
 from mlxd.config import LiveTable, ServerSettings, Settings, etag, patched, shown
 from mlxd.draining import finish, idle_within, stop_all
 from mlxd.errors import ConfigError, Conflict, NotFound, PreconditionFailed
-from mlxd.fleet import Fleet
+from mlxd.fleet import Fleet, refuse_failures
 from mlxd.host import Host
 from mlxd.host.run import Means
 from mlxd.lifecycle import State
@@ -25,8 +25,10 @@ from mlxd.operations import (
     ModelStatus,
     RequestStatus,
 )
-from mlxd.plan import Plan, diff, live_changes, with_room
+from mlxd.plan import Plan, diff, live_changes
 from mlxd.serving import Identity, Served
+
+T = TypeVar("T")
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -50,7 +52,8 @@ class Supervisor:
         self._read = read
         self._on_change = on_change
         self._fleet = Fleet(settings, means)
-        self._changing = asyncio.Lock()  # one change at a time; others wait for their turn
+        self._changes = Changes()
+        self._served = False  # every model was ready once
         self._draining = False
         means.metrics.configured()
 
@@ -104,6 +107,7 @@ class Supervisor:
         await finish(hosts, self._fleet.now.settings.server.drain_timeout, delivered)
         await stop_all(hosts)
         await self._fleet.retired()
+        await self._changes.ended()
 
     def terminate(self) -> None:
         """Send every engine away without waiting for anything."""
@@ -128,7 +132,7 @@ class Supervisor:
             state=self._state(),
             version=__version__,
             config_etag=etag(self._fleet.now.settings),
-            reloading=self._changing.locked(),
+            reloading=self._changes.busy,
             models=[host.status() for host in self._fleet.now.hosts.values()],
         )
 
@@ -163,12 +167,13 @@ class Supervisor:
 
     async def reload(self, *, dry_run: bool) -> Plan:
         """Read the configuration again and, unless `dry_run`, apply the plan."""
-        async with self._change():
+
+        async def change() -> Plan:
             if dry_run:
-                return self._planned(self._read())
+                return self._fleet.planned(self._read())
             try:
                 settings = self._read()
-                plan = self._planned(settings)
+                plan = self._fleet.planned(settings)
                 await self._apply(plan, settings, settings)
             except ConfigError as error:
                 self._metrics.reloaded(success=False)
@@ -181,6 +186,8 @@ class Supervisor:
             log.info("reloaded", plan=asdict(plan), etag=etag(settings))
             return plan
 
+        return await self._change("reload", change)
+
     async def patch(
         self,
         model: str,
@@ -189,7 +196,8 @@ class Supervisor:
         match: Sequence[str] | None,
     ) -> Configuration:
         """Change a model's settings live; the file is not written."""
-        async with self._change():
+
+        async def change() -> Configuration:
             now = self._fleet.now
             host = now.find(model)
             if match is not None and etag(now.settings) not in match:
@@ -203,30 +211,45 @@ class Supervisor:
             log.info("changed live", model=host.id, table=table, changes=dict(changes))
             return self.config()
 
+        return await self._change("patch", change)
+
     async def load(self, model: str) -> ModelStatus:
-        """Start a model that is stopped or has failed; returns when it serves, or cannot."""
-        async with self._change():
+        """Start a model that is stopped or has failed; returns when it serves."""
+
+        async def change() -> Host:
             host = self._fleet.now.find(model)
             if host.state not in {State.STOPPED, State.FAILED}:
                 raise Conflict(f"the model {host.id} is {host.state}")
-            new = self._fleet.renew(host.id, draining=self._draining)
-            await new.started()
-            return new.status()
+            return self._fleet.renew(host.id, draining=self._draining)
+
+        # Out of turn from here on: an unload must not wait for what it is to end.
+        new = await self._change("load", change)
+        await new.started()
+        refuse_failures([new])
+        if new.state is State.STOPPED:
+            raise Conflict(f"the model {new.id} was stopped while it loaded")
+        return new.status()
 
     async def unload(self, model: str) -> ModelStatus:
         """Drain a model up to `drain_timeout`, cut what is left, and end its engine."""
-        async with self._change():
+
+        async def change() -> ModelStatus:
             host = self._fleet.now.find(model)
             await self._fleet.unload(host)
             return host.status()
 
+        return await self._change("unload", change)
+
     async def restart(self, model: str) -> ModelStatus:
         """Give a model a new engine, and let the old one finish what it has."""
-        async with self._change():
+
+        async def change() -> ModelStatus:
             host = self._fleet.now.find(model)
-            plan = self._with_room(Plan(replace={host.id: ()}))
+            plan = self._fleet.fitted(Plan(replace={host.id: ()}))
             await self._apply(plan, self._fleet.now.settings, self._fleet.now.file)
             return self._fleet.now.hosts[host.id].status()
+
+        return await self._change("restart", change)
 
     def clear_cache(self, model: str) -> None:
         """Forget the prompts that a model's engine keeps. Raises NotFound."""
@@ -245,21 +268,15 @@ class Supervisor:
 
     # --- inside
 
-    def _planned(self, settings: Settings) -> Plan:
-        now = self._fleet.now
-        return self._with_room(diff(now.settings, settings, now.file))
+    async def _change(self, name: str, change: Callable[[], Awaitable[T]]) -> T:
+        """Make a change in its turn. Raises Conflict when the daemon is stopping."""
 
-    def _with_room(self, plan: Plan) -> Plan:
-        needs = {
-            model_id: self._fleet.now.hosts[model_id].engine_bytes for model_id in plan.replace
-        }
-        return with_room(plan, needs, self._fleet.room())
-
-    @asynccontextmanager
-    async def _change(self) -> AsyncIterator[None]:
-        async with self._changing:
+        async def unless_stopping() -> T:
             self._fleet.refuse_while_stopping()
-            yield
+            self._was_ready()  # before a model is loaded anew
+            return await change()
+
+        return await self._changes.make(name, unless_stopping)
 
     async def _apply(self, plan: Plan, settings: Settings, file: Settings) -> None:
         """Build everything new, swap once, then drain what is old."""
@@ -282,5 +299,11 @@ class Supervisor:
         if self._draining:
             return "draining"
         if any(host.state is State.READY for host in hosts):
-            return "ready" if all(host.was_ready for host in hosts) else "starting"
+            return "ready" if self._was_ready() else "starting"
         return "starting" if any(host.state is State.STARTING for host in hosts) else "unavailable"
+
+    def _was_ready(self) -> bool:
+        """Whether every model was ready once. No later start of one makes that untrue."""
+        hosts = self._fleet.now.hosts.values()
+        self._served = self._served or all(host.was_ready for host in hosts)
+        return self._served

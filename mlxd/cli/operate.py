@@ -88,7 +88,7 @@ def load(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Start a model that was unloaded or has failed; returns when it serves, or cannot."""
+    """Start a model that was unloaded or has failed; returns when it serves, or says why not."""
     _change(Asking(context, config, url), model, "load", as_json=as_json)
 
 

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,15 +55,17 @@ def systemd(path: str) -> Iterator[Systemd]:
         yield manager
 
 
-def status(state: str) -> DaemonStatus:
-    """Of a daemon with one model."""
-    return DaemonStatus(state, "1", "abc", reloading=False, models=[MODEL])  # type: ignore[arg-type]
+def status(state: str, *others: str) -> DaemonStatus:
+    """Of a daemon with a model that is ready, and others in these states."""
+    models = [MODEL, *(replace(MODEL, state=other) for other in others)]
+    return DaemonStatus(state, "1", "abc", reloading=False, models=models)  # type: ignore[arg-type]
 
 
 def test_ready_comes_once_nothing_loads(systemd: Systemd, path: str) -> None:
     """Until then the start is given more time, beat by beat; afterwards it is not said again."""
     notifier = Notifier(Manager(path, watchdog=None))
-    for state in ("starting", "ready", "draining"):
+    notifier.beat(status("starting", "starting"))
+    for state in ("ready", "draining"):
         notifier.beat(status(state))
 
     starting, ready, later = systemd.hear(), systemd.hear(), systemd.hear()
@@ -76,6 +79,13 @@ def test_ready_comes_once_nothing_loads(systemd: Systemd, path: str) -> None:
 def test_models_that_all_failed_are_a_start_too(systemd: Systemd, path: str) -> None:
     """The daemon serves, if only its status: a start that never ends would hide why."""
     Notifier(Manager(path, watchdog=None)).beat(status("unavailable"))
+
+    assert systemd.hear()["READY"] == "1"
+
+
+def test_one_that_failed_beside_others_is_a_start_too(systemd: Systemd, path: str) -> None:
+    """Nothing loads any more: a start that never ends would take the others down with it."""
+    Notifier(Manager(path, watchdog=None)).beat(status("starting", "failed"))
 
     assert systemd.hear()["READY"] == "1"
 
@@ -100,7 +110,7 @@ def test_a_reload_during_the_start_is_part_of_it(systemd: Systemd, path: str) ->
     notifier = Notifier(Manager(path, watchdog=None))
     notifier.reloading()
     notifier.reloaded()
-    notifier.beat(status("starting"))
+    notifier.beat(status("starting", "starting"))
 
     assert "EXTEND_TIMEOUT_USEC" in systemd.hear()
 
