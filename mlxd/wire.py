@@ -225,6 +225,13 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     peak_bytes: int = 0  # the most that MLX held at any one time so far
 
 
+class Held(msgspec.Struct, frozen=True, tag=True):
+    """What changed without a step: an engine that rests, or whose cache was cleared or cut."""
+
+    kv_bytes: int  # as in `Step`
+    prefix_bytes: int
+
+
 class Finished(msgspec.Struct, frozen=True, tag=True):
     """The one terminal frame of a request."""
 
@@ -244,7 +251,7 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
     prefilled_tokens: int = 0
 
 
-ToDaemon = Hello | Phase | Ready | LoadFailed | Started | Preempted | Step | Finished
+ToDaemon = Hello | Phase | Ready | LoadFailed | Started | Preempted | Step | Held | Finished
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -9,7 +9,7 @@ import pytest
 
 from mlxd.errors import BadRequest
 from mlxd.memory import MemoryBudget, Needs, NoRoom, row_needs, shares
-from mlxd.wire import Budget, Capabilities, Preempted, Ready
+from mlxd.wire import Budget, Capabilities, Held, Preempted, Ready
 from tests.daemon.fakes import EVERYTHING, Bench, generation, terms
 
 CLASSES = [(512, 100), (2048, 400), (4096, 800)]
@@ -131,6 +131,19 @@ async def test_the_engine_hears_its_budget_before_any_request() -> None:
         assert again[0] == Budget(450)
         assert len(again) == 2
     assert bench.sent[0] == Budget(450)
+
+
+async def test_bytes_that_are_given_back_without_a_step_are_told() -> None:
+    """An idle engine's gauges are not those of its last step."""
+    bench = Bench(terms())
+    async with bench.gateway.admit(generation()) as ticket:
+        bench.start(ticket)
+        bench.step(ticket, 65)
+        assert bench.value("mlxd_kv_bytes") == 64
+        bench.finish(ticket, generated=1)
+    bench.gateway.held(Held(0, 7))
+    assert bench.value("mlxd_kv_bytes") == 0
+    assert bench.value("mlxd_prefix_cache_bytes") == 7
 
 
 async def test_a_preempted_row_is_counted_and_goes_on() -> None:

@@ -12,6 +12,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +24,7 @@ from mlxd.blas import identify
 from mlxd.engine import attention, budgets, compiler, loading, memory, warmup
 from mlxd.engine.runner import Runner
 from mlxd.engine.scheduler import Scheduler
-from mlxd.wire import Budget, Cancel, ClearCache, Phase, Retune, Start, Stop, Submit
+from mlxd.wire import Budget, Cancel, ClearCache, Held, Phase, Retune, Start, Step, Stop, Submit
 
 #: Seconds without work after which memory that only rows need is given back.
 REST_AFTER = 5.0
@@ -149,13 +150,38 @@ def _serve(link: Link) -> int:
         return _loop(link, scheduler, runner)
 
 
+class _Account:
+    """What the daemon knows of the memory that rows and the prefix cache take."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._told = Held(0, 0)
+
+    def heard(self, events: Sequence[wire.ToDaemon]) -> None:
+        """These were sent."""
+        for event in events:
+            if isinstance(event, Step):
+                self._told = Held(event.kv_bytes, event.prefix_bytes)
+
+    def news(self) -> list[wire.ToDaemon]:
+        """What has changed since, told once."""
+        now = Held(self._runner.kv_bytes, self._runner.prefix_bytes)
+        if now == self._told:
+            return []
+        self._told = now
+        return [now]
+
+
 def _loop(link: Link, scheduler: Scheduler, runner: Runner) -> int:
     """The loop itself."""
+    account = _Account(runner)
     while True:
         if scheduler.idle:
-            link.send(Phase("idle", None))
+            # No step tells what ended rows, a smaller budget or a cleared cache gave back.
+            link.send(*account.news(), Phase("idle", None))
             if not link.waits(REST_AFTER):
                 runner.rest()
+                link.send(*account.news())
         for message in link.receive(wait=scheduler.idle):
             if isinstance(message, Stop):
                 return 0
@@ -163,7 +189,9 @@ def _loop(link: Link, scheduler: Scheduler, runner: Runner) -> int:
         if not scheduler.idle:
             # Each unit of work is announced anew: its budget starts here.
             link.send(scheduler.phase)
-            link.send(*scheduler.step())
+            events = scheduler.step()
+            link.send(*events)
+            account.heard(events)
             if scheduler.broken:
                 # What MLX or the device has got into, only a new process gets out of.
                 print("every step fails; the engine gives up", file=sys.stderr)  # noqa: T201

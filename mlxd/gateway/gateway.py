@@ -28,6 +28,7 @@ from mlxd.wire import (
     Budget,
     Capabilities,
     Finished,
+    Held,
     Lane,
     Preempted,
     Retune,
@@ -203,6 +204,11 @@ class Gateway:
             if ticket.ending is None:
                 self._ledger.token(ticket, now)
                 ticket.deliver(token)
+
+    def held(self, frame: Held) -> None:
+        """What the engine holds has changed while it did nothing."""
+        self.kv_bytes = frame.kv_bytes
+        self.prefix_cache_bytes = frame.prefix_bytes
 
     def finished(self, frame: Finished) -> None:
         """A request's row is free. Raises ProtocolError for an unknown id."""

@@ -29,6 +29,7 @@ from mlxd.wire import (
     BatchTuning,
     Finished,
     FinishReason,
+    Held,
     Hello,
     LoadFailed,
     Phase,
@@ -220,6 +221,8 @@ class EngineRun:
         match frame:
             case Step():
                 gateway.stepped(frame)
+            case Held():
+                gateway.held(frame)
             case Started():
                 gateway.started(frame)
             case Preempted():

@@ -198,7 +198,7 @@ class VllmNames(Collector):
     def _gauges(self) -> Iterator[Metric]:
         native = self._metrics
         running, waiting = _by_model(native.running_rows), _by_model(native.waiting_requests)
-        width = _by_model(native.batch_width)
+        kv, budget = _by_model(native.kv_bytes), _by_model(native.kv_budget_bytes)
         yield _gauge("num_requests_running", "Requests that hold a row.", _keyed(running))
         yield _gauge("num_requests_waiting", "Admitted requests without a row.", _keyed(waiting))
         # mlxd has one reason to wait: there is no row yet.
@@ -208,8 +208,9 @@ class VllmNames(Collector):
         yield _gauge("num_requests_waiting_by_reason", "Those, by why.", reasons, "reason")
         yield _gauge(
             "kv_cache_usage_perc",
-            "Rows in use, of those that may run together: what mlxd's KV is for. 1 is all.",
-            {(model,): min(rows / width[model], 1.0) for model, rows in running.items()},
+            "KV of rows, of what KV and prefix cache may take together. 1 is all.",
+            # A budget that has just shrunk may be below what rows still hold.
+            {(model,): min(held / max(budget[model], 1), 1.0) for model, held in kv.items()},
         )
 
     def _counters(self) -> Iterator[Metric]:

@@ -207,7 +207,7 @@ class TestVllmNames:
         model.rejected()
 
         assert self.value(metrics, "num_requests_running") == 2
-        assert self.value(metrics, "kv_cache_usage_perc") == 0.5
+        assert self.value(metrics, "kv_cache_usage_perc") == 0.2
         assert self.value(metrics, "prompt_tokens_total") == 8
         assert self.value(metrics, "prompt_tokens_cached_total") == 3
         by_source = "prompt_tokens_by_source_total"
@@ -218,6 +218,21 @@ class TestVllmNames:
             for reason in ("stop", "length", "abort", "error")
         }
         assert ends == {"stop": 1, "length": 0, "abort": 2, "error": 0}
+
+    @pytest.mark.parametrize(
+        ("held", "budget", "usage"), [(0, 0, 0.0), (25, 100, 0.25), (150, 100, 1.0)]
+    )
+    def test_kv_usage_is_a_share_of_the_budget(
+        self, metrics: Metrics, held: int, budget: int, usage: float
+    ) -> None:
+        """0 to 1: before anything is loaded, and when a budget shrinks below what rows hold."""
+        figures = Figures()
+        figures.kv_bytes, figures.kv_budget = held, budget
+        metrics.add("b", figures)
+
+        labels = {"model_name": "b", "engine": "0"}
+        found = metrics.registry.get_sample_value("vllm:kv_cache_usage_perc", labels)
+        assert found == usage
 
     def test_a_requests_parts_are_observed_once_at_its_end(self, metrics: Metrics) -> None:
         """Queue, prefill and decode; the time of a token is that of those after the first."""

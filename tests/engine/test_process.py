@@ -13,13 +13,16 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
+from msgspec import structs
 
 from mlxd import wire
 from mlxd.wire import (
     BatchTuning,
     Cancel,
+    ClearCache,
     Finished,
     FinishReason,
+    Held,
     Hello,
     Lane,
     LoadFailed,
@@ -181,6 +184,22 @@ def test_a_cancelled_request_is_answered_and_the_next_one_runs(start: Callable[.
         _tokens, results = collect(peer, {1, 2})
     assert results[1].reason is FinishReason.CANCELLED
     assert results[2].reason is FinishReason.LENGTH
+
+
+def test_an_engine_that_does_nothing_tells_what_it_gave_back(start: Callable[..., Start]) -> None:
+    """No step does: the pools go when it rests, the prefix cache when it is cleared; told once."""
+    tuning = BatchTuning(4, 64, 128, prefix_cache=2**20)
+    with engine() as peer:
+        peer.send(structs.replace(start(), batch=tuning), submit(1, prompt(200, 1), 3))
+        step = peer.until(Step)
+        assert isinstance(step, Step)
+        assert step.kv_bytes > 0
+        rested = next(f for f in peer.frames() if isinstance(f, Held) and f.kv_bytes == 0)
+        assert rested.prefix_bytes > 0
+        peer.send(ClearCache(), ClearCache())
+        assert peer.until(Held) == Held(0, 0)
+        peer.send(Stop())
+        assert not any(isinstance(frame, Held) for frame in peer.frames())
 
 
 def test_the_engine_ends_when_the_daemon_is_gone(start: Callable[..., Start]) -> None:
