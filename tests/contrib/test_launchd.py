@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import plistlib
+import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +97,39 @@ def test_the_daemon_has_folders_of_its_own_and_is_not_root() -> None:
     assert job["Umask"] == 0o077
     for name in ("HOME", "TMPDIR", "MLXD_SERVER__CACHE_DIR", "MLXD_LOG__FILE"):
         assert variables[name].startswith(job["WorkingDirectory"]), name
+
+
+def installed(variant: str, **variables: str) -> dict[str, Any]:
+    """The property list as the instructions have a shell make it of the shipped one."""
+    blocks = re.findall(r"```sh\n(.*?)```", (FOLDER / "README.md").read_text(), re.DOTALL)
+    (block,) = (block for block in blocks if f"/{variant}/io.github.mlxd.plist" in block)
+    (edit,) = re.findall(r"sed \".*?\"", block)
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{edit} {FOLDER / variant / 'io.github.mlxd.plist'}"],
+        env={"PATH": os.environ["PATH"], **variables},
+        capture_output=True,
+        check=True,
+    )
+    job: dict[str, Any] = plistlib.loads(done.stdout)
+    return job
+
+
+def test_the_instructions_put_a_home_in_that_is_not_named_as_its_account() -> None:
+    """A home may lie anywhere; an agent needs no account."""
+    job = installed("agent", HOME="/Volumes/Data/homes/alice")
+
+    assert "/Users/me" not in str(job)
+    assert job["ProgramArguments"][0] == "/Volumes/Data/homes/alice/mlxd/.venv/bin/mlxd"
+    assert "UserName" not in job
+
+
+def test_the_instructions_use_one_account_for_the_daemon_and_its_folders() -> None:
+    """Folders of another one could not be written."""
+    told = (FOLDER / "README.md").read_text()
+
+    assert installed("daemon", ACCOUNT="alice")["UserName"] == "alice"
+    assert set(re.findall(r"install .*?-o (\S+)", told)) == {'"$ACCOUNT"'}
+    assert re.findall(r"^ACCOUNT=", told, re.MULTILINE)
 
 
 def test_the_instructions_make_every_folder() -> None:
