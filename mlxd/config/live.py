@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
@@ -17,11 +18,22 @@ _MASK = "***"
 
 
 def shown(settings: Settings) -> dict[str, Any]:
-    """The settings as JSON; values of engines' variables, which may be secrets, are masked."""
+    """The settings as JSON, with what may be a secret masked: values of engines' variables, and
+    of a URL its user and password and its query.
+    """
     tree: dict[str, Any] = settings.model_dump(mode="json")
     for model in tree["models"].values():
         model["env"] = dict.fromkeys(model["env"], _MASK)
+    if settings.traces.endpoint is not None:
+        tree["traces"]["endpoint"] = _masked(settings.traces.endpoint)
     return tree
+
+
+def _masked(url: str) -> str:
+    parts = urlsplit(url)
+    _user, at, host = parts.netloc.rpartition("@")
+    netloc = f"{_MASK}@{host}" if at else host
+    return parts._replace(netloc=netloc, query=_MASK if parts.query else "").geturl()
 
 
 def patched(

@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from mlxd.config.toml_lines import Path
 
 # Values that may be secrets must reach no answer and no log; of files, the problem tells the path.
-_UNSHOWN = {"env", "api_keys_file", "token_file"}
+_UNSHOWN = {"env", "api_keys_file", "token_file", "endpoint"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
@@ -165,9 +166,17 @@ def _optional_path(value: str | None, info: ValidationInfo) -> str | None:
 
 
 def _endpoint(value: str | None) -> str | None:
-    if value is not None and _ENDPOINT.fullmatch(value) is None:
+    if value is not None and not _is_endpoint(value):
         raise ValueError("expected an http or https URL such as 'http://127.0.0.1:4318/v1/traces'")
     return value
+
+
+def _is_endpoint(value: str) -> bool:
+    try:
+        urlsplit(value)
+    except ValueError:  # brackets that are no address
+        return False
+    return _ENDPOINT.fullmatch(value) is not None
 
 
 def _matching(pattern: re.Pattern[str], expected: str) -> AfterValidator:

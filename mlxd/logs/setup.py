@@ -11,6 +11,7 @@ import structlog
 from structlog.typing import Processor
 
 from mlxd.config import LogSettings
+from mlxd.logs.masking import Masking
 from mlxd.logs.repetition import Repetition
 
 #: Added to every line, also to those of libraries that know only `logging`.
@@ -31,6 +32,7 @@ def configure(settings: LogSettings, stream: TextIO) -> None:
         OSError: the file cannot be had; nothing has changed.
     """
     handler = _handler(settings, stream)
+    handler.addFilter(Masking())
     handler.addFilter(Repetition())
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -102,10 +103,27 @@ async def test_a_collector_that_is_gone_costs_no_request(tmp_path: Path):
         assert await asyncio.wait_for(daemon.ended(within=15), 20) == 0
 
 
-def test_an_endpoint_must_be_one(tmp_path: Path):
-    """By its key and line, before anything starts."""
-    file = tmp_path / "mlxd.toml"
-    file.write_text('[traces]\nendpoint = "localhost:4318"\n[models.a]\nsource = "o/a"\n')
+async def test_the_endpoints_secrets_are_told_nowhere(tmp_path: Path):
+    """Neither in the configuration nor in the log, also where it cannot be reached."""
+    place = Place(tmp_path)
+    place.write(more='[traces]\nendpoint = "http://me:hunter2@127.0.0.1:9/v1/traces?token=hunter3"')
+    async with place.serving() as daemon:
+        await daemon.complete()
+        async with daemon.client.get(f"{daemon.base}/admin/config") as answer:
+            shown = (await answer.json())["settings"]["traces"]["endpoint"]
+        daemon.signal(signal.SIGTERM)
+        await asyncio.wait_for(daemon.ended(within=15), 20)
 
-    with pytest.raises(ConfigError, match=r"mlxd.toml:2: traces.endpoint: expected an http"):
+    assert shown == "http://***@127.0.0.1:9/v1/traces?***"
+    assert "hunter" not in json.dumps(daemon.log)
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:4318", "http://me:hunter2@[x/", "ftp://hunter2@a"])
+def test_an_endpoint_must_be_one(tmp_path: Path, endpoint: str):
+    """By its key and line, before anything starts, and without what may be a password."""
+    file = tmp_path / "mlxd.toml"
+    file.write_text(f'[traces]\nendpoint = "{endpoint}"\n[models.a]\nsource = "o/a"\n')
+
+    with pytest.raises(ConfigError, match=r"mlxd.toml:2: traces.endpoint: expected an http") as no:
         load(file, {})
+    assert "hunter" not in str(no.value)
