@@ -6,9 +6,8 @@ the one before it.
 
 from __future__ import annotations
 
-import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -18,26 +17,17 @@ from mlxd.engine import prefill, serial
 from mlxd.engine.constraint import Constraint
 from mlxd.engine.loading import LoadedModel
 from mlxd.engine.memory import HEADROOM, Memory, Promise
-from mlxd.engine.pool import (
-    SMALLEST_CLASS,
-    Pool,
-    capacity_classes,
-    class_for,
-    columns_for,
-    rung_for,
-)
+from mlxd.engine.pool import SMALLEST_CLASS, Pool, capacity_classes, class_for, columns_for
+from mlxd.engine.pools import Pools
 from mlxd.engine.port import NO_MEMORY, Chunk, Drawn, RowFailed, SerialSteps
 from mlxd.engine.prefill import Prefilled
-from mlxd.engine.prefix import PrefixCache, Prefixes, batched
+from mlxd.engine.prefix import PrefixCache, batched
+from mlxd.engine.reuse import Reuse
 from mlxd.engine.sampling import Draw, RowSampler, observe, process, sample
 from mlxd.engine.seats import Part, Seat, constrained
 from mlxd.engine.slots import LayerSpec
-from mlxd.engine.snapshots import Snapshots
 from mlxd.engine.step import Forward, forward
 from mlxd.wire import BatchTuning, Submit
-
-#: Steps that a pool's width stays above what its rows need before it shrinks.
-SHRINK_AFTER = 32
 
 
 class Runner:
@@ -60,34 +50,23 @@ class Runner:
         self.compiles = True
         # Columns read -> compiled step, which keeps a trace for every width and capacity.
         self._forward: dict[int, Forward] = {}
-        self._pools: dict[int, Pool] = {}
-        self._slack: dict[int, int] = {}  # capacity -> steps that its pool was too wide
         self._prefilled: dict[int, Prefilled] = {}
         self._seats: dict[int, Seat] = {}
+        self._pools = Pools(self._layout, self._classes, tuning.width, self._seats)
         self._enqueued: deque[list[Part]] = deque()
         self._serial: list[Any] = []  # the serial lane's caches
-        self._prefixes = self._prefix_cache(tuning.prefix_cache)
+        self._reuse = Reuse(loaded, tuning.prefix_cache)
         self._prompts: dict[int, Sequence[int]] = {}  # of the rows in prefill
-        self._width = tuning.width
-        self._prefix_limit = tuning.prefix_cache
         self._memory = Memory(self._layout, self._classes)
         # On a CPU, `async_eval` returns when nearly all is computed: a step enqueued
         # ahead would only delay the tokens of the one before it.
         self.ahead = 0 if mx.default_device() == mx.Device(mx.cpu) else 1
         self._longest_padded = min((s.longest_padded for s in self._layout), default=0)
 
-    def _prefix_cache(self, max_bytes: int) -> Prefixes | None:
-        """Blocks where all layers have full attention, snapshots where not."""
-        if PrefixCache.supports(self._layout):
-            return PrefixCache(self._layout, max_bytes)
-        if self._layout:
-            return Snapshots(lambda: make_prompt_cache(self._model), max_bytes)
-        return None
-
     def retune(self, tuning: BatchTuning) -> None:
         """Take a new width and a new limit of the prefix cache."""
-        self._width = tuning.width
-        self._prefix_limit = tuning.prefix_cache
+        self._pools.width = tuning.width
+        self._reuse.max_bytes = tuning.prefix_cache
         self._fits(None, [])
 
     # --- memory ---------------------------------------------------------------
@@ -109,22 +88,20 @@ class Runner:
 
     def _fits(self, joining: Promise | None, crossing: Sequence[int]) -> bool:
         """Whether this fits beside what there is; the prefix cache keeps what is left over."""
-        limit = self._memory.limit
-        needed = self._memory.projected(self._pools, self._width, joining, crossing)
+        limit, pools = self._memory.limit, self._pools
+        needed = self._memory.projected(pools.by_capacity, pools.width, joining, crossing)
         if needed > limit:
-            self._narrow()  # nobody waits for better times now
-            needed = self._memory.projected(self._pools, self._width, joining, crossing)
+            pools.narrow()  # nobody waits for better times now
+            needed = self._memory.projected(pools.by_capacity, pools.width, joining, crossing)
         fits = needed <= limit
-        if self._prefixes is not None:
-            if not fits:  # what is not admitted takes nothing from the cache
-                needed = self._memory.projected(self._pools, self._width)
-            self._prefixes.resize(int(min(self._prefix_limit, max(0, limit - needed))))
+        if not fits:  # what is not admitted takes nothing from the cache
+            needed = self._memory.projected(pools.by_capacity, pools.width)
+        self._reuse.fit(limit - needed)
         return fits
 
     def clear_cache(self) -> None:
         """Forget what the prefix cache holds."""
-        if self._prefixes is not None:
-            self._prefixes.clear()
+        self._reuse.clear()
 
     # --- prefill --------------------------------------------------------------
 
@@ -132,10 +109,10 @@ class Runner:
         """Take what the prefix cache holds of these tokens; how many that is."""
         self._memory.promise(row, len(tokens), remaining)
         self._prompts[row] = tokens
-        restored = self._prefixes.restore(tokens) if self._prefixes is not None else None
+        restored = self._reuse.restore(tokens)
         if restored is None:
             return 0
-        self._prefilled[row] = Prefilled(list(restored.caches), 0, restored.length)
+        self._prefilled[row] = restored
         return restored.length
 
     def prefill(self, chunks: Sequence[Chunk]) -> None:
@@ -153,7 +130,7 @@ class Runner:
             self._prefilled.update(zip([chunk.row for chunk in group], done, strict=True))
             for chunk in group:
                 if not chunk.last:
-                    self._pass(chunk.row)
+                    self._reuse.passing(self._prompts[chunk.row], self._prefilled[chunk.row])
 
     def _together(self, states: Sequence[Prefilled | None]) -> list[Any]:
         """The caches of a group's rows, which all hold the same number of tokens."""
@@ -173,7 +150,7 @@ class Runner:
         if constraint is not None:
             constraint.follow(given)
         self._memory.settle(row)
-        pool = self._pool_with_room(need)
+        pool = self._pools.with_room(need)
         slot = pool.take()
         # From here on the row is released with its slot, whatever fails.
         self._seats[row] = Seat(pool, slot, length - 1, sampler, window, constraint, length)
@@ -184,7 +161,7 @@ class Runner:
             pool.feed(slot, mx.array(context[-1], mx.uint32))
         else:
             pool.join(slot, state.caches, state.row, state.length, context[-1])
-            self._remember(context[: state.length], state)
+            self._reuse.store(context, state)
         # The last token is fed to the first step, which adds it.
         pool.history.join(slot, context[max(0, length - 1 - window) : -1] if window else [])
 
@@ -196,30 +173,6 @@ class Runner:
         if self._constraints is None:
             raise ValueError("this model has no structured output")
         return self._constraints.of(text, request.eos)
-
-    def _remember(self, tokens: Sequence[int], state: Prefilled) -> None:
-        """Put a prompt's state into the prefix cache; a cache that fails is given up."""
-        if self._prefixes is not None:
-            self._guarded(self._prefixes.store, tokens, state)
-
-    def _pass(self, row: int) -> None:
-        """Show the prefix cache how far a prefill has got."""
-        state = self._prefilled[row]
-        if self._prefixes is not None:
-            self._guarded(self._prefixes.passing, self._prompts[row][: state.length], state)
-
-    def _guarded(
-        self,
-        keep: Callable[[Sequence[int], Sequence[Any], int], None],
-        tokens: Sequence[int],
-        state: Prefilled,
-    ) -> None:
-        try:
-            keep(tokens, state.caches, state.row)
-        except (RuntimeError, ValueError, MemoryError) as error:
-            # The row has all that it needs: its request must not pay for this.
-            print(f"the prefix cache is off from now on: {error!r}", file=sys.stderr)  # noqa: T201
-            self._prefixes = None
 
     def release(self, row: int) -> None:
         """Forget a row in whatever phase it is; its tokens on the way are dropped."""
@@ -237,15 +190,15 @@ class Runner:
         for row in rows:
             seat = self._seats[row]
             if seat.position >= seat.pool.capacity:
-                self._move_up(seat)
+                self._pools.move_up(seat)
         parts = []
-        for pool in list(self._pools.values()):
+        for pool in self._pools.by_capacity.values():
             inside = [row for row in rows if self._seats[row].pool is pool]
             if inside:
                 parts.append(self._step(pool, inside))
         mx.async_eval([part.arrays for part in parts])
         self._enqueued.append(parts)
-        self._shrink()
+        self._pools.shrink()
 
     def collect(self) -> list[Drawn]:
         """Wait for the oldest step on its way: a token for each row that was in it."""
@@ -259,7 +212,11 @@ class Runner:
         self._seats.clear()
         self._memory.clear()
         self._pools.clear()
-        self._slack.clear()
+        mx.clear_cache()
+
+    def rest(self) -> None:
+        """Give memory back while there is nothing to do: pools without rows go."""
+        self._pools.drop_empty()
         mx.clear_cache()
 
     def _step(self, pool: Pool, rows: Sequence[int]) -> Part:
@@ -295,86 +252,23 @@ class Runner:
             self._forward[columns] = mx.compile(step) if self.compiles else step
         return self._forward[columns]
 
-    # --- pools ----------------------------------------------------------------
-
-    def _pool_with_room(self, need: int) -> Pool:
-        """The pool of the smallest class that holds `need` tokens, with a free slot."""
-        capacity = class_for(self._classes, need)
-        pool = self._pools.get(capacity)
-        if pool is None:
-            pool = self._pools[capacity] = Pool(self._layout, capacity, 1)
-        if pool.live == pool.rung:
-            pool.resize(rung_for(pool.live + 1, self._width))
-        self._slack.setdefault(capacity, 0)
-        return pool
-
-    def _move_up(self, seat: Seat) -> None:
-        """Move a row that filled its class to the next one."""
-        pool = self._pool_with_room(seat.position + 1)
-        slot = pool.take()
-        pool.move(slot, seat.pool, seat.slot)
-        seat.pool.free(seat.slot)
-        seat.pool, seat.slot = pool, slot
-
-    def _shrink(self) -> None:
-        """Narrow pools that have been too wide for a while; drop empty ones."""
-        for capacity, pool in list(self._pools.items()):
-            too_wide = pool.live == 0 or rung_for(pool.live, self._width) < pool.rung
-            self._slack[capacity] = self._slack[capacity] + 1 if too_wide else 0
-            if self._slack[capacity] >= SHRINK_AFTER:
-                self._fit(capacity, pool)
-
-    def _narrow(self) -> None:
-        """Give up now what `_shrink` would in a while."""
-        for capacity, pool in list(self._pools.items()):
-            if pool.live == 0 or rung_for(pool.live, self._width) < pool.rung:
-                self._fit(capacity, pool)
-
-    def _fit(self, capacity: int, pool: Pool) -> None:
-        """Make a pool as wide as its rows need."""
-        self._slack[capacity] = 0
-        if pool.live == 0:
-            self._drop(capacity)
-        else:
-            self._compact(pool, rung_for(pool.live, self._width))
-        mx.clear_cache()
-
-    def _drop(self, capacity: int) -> None:
-        del self._pools[capacity], self._slack[capacity]
-
-    def rest(self) -> None:
-        """Give memory back while there is nothing to do: pools without rows go."""
-        for capacity, pool in list(self._pools.items()):
-            if pool.live == 0:
-                self._drop(capacity)
-        mx.clear_cache()
-
-    def _compact(self, pool: Pool, rung: int) -> None:
-        """Move the rows that sit beyond `rung` below it, then narrow the pool."""
-        for seat in self._seats.values():
-            if seat.pool is pool and seat.slot >= rung:
-                slot = pool.take()
-                pool.move(slot, pool, seat.slot)
-                pool.free(seat.slot)
-                seat.slot = slot
-        pool.resize(rung)
-
     @property
     def keeps_prefixes(self) -> bool:
         """Whether there is a prefix cache, with room for anything."""
-        return self._prefixes is not None and self._prefixes.has_room
+        return self._reuse.has_room
 
     @property
     def kv_bytes(self) -> int:
         """Bytes of all pools and of all states outside one; the prefix cache is not in it."""
-        pools = sum(pool.nbytes for pool in self._pools.values())
         prefilled = sum(state.nbytes for state in self._prefilled.values())
-        return pools + prefilled + sum(a.nbytes for a in prefill.arrays_of(self._serial))
+        return (
+            self._pools.nbytes + prefilled + sum(a.nbytes for a in prefill.arrays_of(self._serial))
+        )
 
     @property
     def prefix_bytes(self) -> int:
         """Bytes of the prefix cache."""
-        return 0 if self._prefixes is None else self._prefixes.nbytes
+        return self._reuse.nbytes
 
     @property
     def peak_bytes(self) -> int:

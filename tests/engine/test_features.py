@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from mlxd.engine.pool import SMALLEST_CLASS
-from mlxd.engine.runner import SHRINK_AFTER
+from mlxd.engine.pools import SHRINK_AFTER
 from mlxd.wire import Lane, Sampling, TokenLogprobs
 from tests.engine.tiny import VOCAB, Engine, full, loaded, mixed_gemma3, prompt
 
