@@ -59,6 +59,14 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: int | None = None
 
 
+class Pacing(StrEnum):
+    """Who waits for whom while prompts are prefilled and rows decode."""
+
+    LATENCY = "latency"  # tokens come soon after each other
+    BALANCED = "balanced"
+    THROUGHPUT = "throughput"  # prompts are through soon
+
+
 class BatchTuning(msgspec.Struct, frozen=True):
     """The batch settings that an engine can change between two steps."""
 
@@ -66,6 +74,7 @@ class BatchTuning(msgspec.Struct, frozen=True):
     prefill_chunk: int
     prefill_budget: int
     prefix_cache: int = 0  # bytes; 0 = none
+    pacing: Pacing = Pacing.BALANCED
 
 
 # --- daemon to engine ---------------------------------------------------------

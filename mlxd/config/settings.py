@@ -151,6 +151,7 @@ class BatchSettings(Table):
     width: int = Field(16, ge=1, le=1024)
     prefill_chunk: int = Field(256, ge=16)
     prefill_budget: int = Field(512, ge=16)
+    pacing: Literal["balanced", "latency", "throughput"] = "balanced"
     queue: int = Field(256, ge=0)
     prefix_cache: Size = Field(2**30, ge=0)
     kv_budget: SizeOrAuto = None  # bytes; None = a share of memory.budget

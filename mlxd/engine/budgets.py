@@ -23,10 +23,15 @@ def load(weight_bytes: int) -> float:
     return LOAD_FLOOR + weight_bytes / LOAD_BYTES_PER_SECOND
 
 
-def work(pace: Pace, prompts: Iterable[tuple[int, int]]) -> float:
-    """Seconds for one iteration: these parts of prompts, as (position, tokens), and a step."""
-    if not pace.token:
+def work(pace: Pace, prompts: Iterable[tuple[int, int]], rows: int = 1, longest: int = 1) -> float:
+    """Seconds for one iteration: prefill and a step.
+
+    Args:
+        prompts: parts of prompts, as (position, tokens).
+        rows: that the step has.
+        longest: tokens of the longest of them.
+    """
+    if not pace.steps:
         return WORK_FLOOR + UNMEASURED_TOKEN * sum(tokens for _start, tokens in prompts)
     prefill = sum(pace.cost(start, tokens) for start, tokens in prompts)
-    # The pace's limit is some steps' time.
-    return WORK_FLOOR + SLACK * (prefill + pace.limit)
+    return WORK_FLOOR + SLACK * (prefill + pace.step(rows, longest))

@@ -2,31 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mlxd.engine.port import Chunk
 from mlxd.engine.rows import Row
-from mlxd.wire import BatchTuning
+from mlxd.wire import BatchTuning, Pacing
 
 #: A prompt always advances by this much, however slow the machine or long its context.
 SMALLEST = 16
 
+#: While rows decode, an iteration's prefill may take this many times as long as its step. With
+#: the step itself, the gap between two tokens is one step more. `balanced` keeps that below
+#: 4 quiet gaps, with something left for what joining costs, and leaves prefill most of the
+#: time; `throughput` is bound by the budget of tokens alone.
+PREFILL_PER_STEP: Mapping[Pacing, float] = {
+    Pacing.LATENCY: 1.0,
+    Pacing.BALANCED: 2.0,
+    Pacing.THROUGHPUT: math.inf,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """What a decode step costs."""
+
+    rows: int  # of a pool of this width
+    base: float  # seconds, with nothing to read
+    column: float  # seconds more for each token of the longest row
+
+    def of(self, longest: int) -> float:
+        """Seconds with rows of this many tokens at most."""
+        return self.base + self.column * longest
+
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """A limit on the seconds of prefill in one iteration, and what prompt tokens cost.
+    """What steps and prompt tokens cost. Constants, so that decisions made with them depend on
+    no clock."""
 
-    Constants, so that decisions made with them depend on no clock.
-    """
-
-    limit: float  # seconds of prefill per iteration
-    token: float  # seconds that a token costs by itself
+    steps: Sequence[StepCost]  # the narrowest first; none = nothing was measured
+    call: float  # seconds that a piece of a prompt costs, however short
+    token: float  # seconds more for each token
     pair: float  # seconds more for each token that stands before it: attention
+
+    def step(self, rows: int, longest: int) -> float:
+        """Seconds of a step of so many rows, the longest of which has so many tokens."""
+        if not self.steps:
+            return math.inf
+        return next((s for s in self.steps if s.rows >= rows), self.steps[-1]).of(longest)
 
     def cost(self, start: int, tokens: int) -> float:
         """Seconds to prefill `tokens` tokens from position `start` on."""
-        return tokens * (self.token + self.pair * (start + tokens / 2))
+        return self.call + tokens * (self.token + self.pair * (start + tokens / 2))
 
     def fitting(self, start: int, seconds: float, most: int) -> int:
         """Tokens from position `start` on that take at most these seconds; at most `most`.
@@ -34,8 +63,10 @@ class Pace:
         The mean cost of `most` tokens stands for each of them, so that fewer take
         a little less than these seconds, never more.
         """
-        each = self.cost(start, most) / most if most else 0.0
-        return most if each * most <= seconds else max(0, int(seconds / each))
+        whole = self.cost(start, most)
+        if not most or whole <= seconds:
+            return most
+        return max(0, int((seconds - self.call) * most / (whole - self.call)))
 
 
 def plan(

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mlxd.engine import budgets
-from mlxd.engine.pace import Pace, plan
+from mlxd.engine.pace import PREFILL_PER_STEP, SMALLEST, Pace, plan
 from mlxd.engine.port import NO_MEMORY, Chunk, RowFailed, Runner, SerialSteps
 from mlxd.engine.rows import Row
 from mlxd.wire import (
@@ -41,12 +41,26 @@ Event = Started | Preempted | Step | Finished
 FAILED_STEPS = 3
 
 
+@dataclass(frozen=True, slots=True)
+class _Alone:
+    """The request that has the model to itself."""
+
+    row: Row
+    steps: SerialSteps
+    chunk: int  # prompt tokens of a prefill step; a retune is for those that come later
+
+    @property
+    def due(self) -> int:
+        """Prompt tokens of the next step."""
+        return min(self.row.to_prefill, self.chunk)
+
+
 @dataclass(slots=True)
 class Scheduler:
     """Owner of all rows of one engine.
 
     Args:
-        pace: what an iteration may prefill while rows decode.
+        pace: what steps and prompt tokens cost; sizes what is prefilled while rows decode.
         clock: stamps timings and decides nothing.
     """
 
@@ -58,7 +72,7 @@ class Scheduler:
     _prefilling: list[Row] = field(default_factory=list)
     _decoding: list[Row] = field(default_factory=list)
     _on_the_way: deque[list[Row]] = field(default_factory=deque)
-    _serial: tuple[Row, SerialSteps] | None = None  # the request that has the model to itself
+    _serial: _Alone | None = None
     _events: list[Event] = field(default_factory=list)
     _last_step: float | None = None
     _prefilled: int = 0  # prompt tokens computed, of all rows
@@ -80,7 +94,7 @@ class Scheduler:
                 self._waiting.remove(row)
                 self._end_waiting(row, FinishReason.CANCELLED)
                 return
-        if self._serial is not None and self._serial[0].id == message.id:
+        if self._serial is not None and self._serial.row.id == message.id:
             self._end_serial(FinishReason.CANCELLED)
             return
         for row in [*self._prefilling, *self._decoding]:
@@ -106,12 +120,21 @@ class Scheduler:
     @property
     def phase(self) -> Phase:
         """What the next step will spend its time on, and how much that may be."""
-        name = "prefill" if self._prefilling else "step"
-        due = [(chunk.start, len(chunk.tokens)) for _row, chunk in self._planned()]
         if self._serial is not None:
-            row = self._serial[0]
-            name, due = "serial", [(row.prefilled, min(row.to_prefill, self.tuning.prefill_chunk))]
-        return Phase(name, budgets.work(self.pace, due), self._prefilled)
+            name, due = "serial", [(self._serial.row.prefilled, self._serial.due)]
+        else:
+            name = "prefill" if self._prefilling else "step"
+            # Not what is planned, which is found out once, but what that may be at most.
+            most = max(self.tuning.prefill_budget, SMALLEST)
+            left = sum(row.to_prefill for row in self._prefilling)
+            due = [(max((row.prefilled for row in self._prefilling), default=0), min(left, most))]
+        return Phase(name, budgets.work(self.pace, due, *self._load), self._prefilled)
+
+    @property
+    def _load(self) -> tuple[int, int]:
+        """Rows that decode, at least one, and the tokens of the longest."""
+        lengths = [row.length + row.enqueued - row.prefix for row in self._decoding]
+        return max(1, len(lengths)), max(lengths, default=1)
 
     @property
     def broken(self) -> bool:
@@ -134,7 +157,7 @@ class Scheduler:
             self._last_step = self.clock()
         try:
             if self._serial is not None:
-                self._advance_serial(*self._serial)
+                self._advance_serial(self._serial)
             elif not self._admit():
                 self._advance_batch()
         except Exception as error:  # noqa: BLE001  # whatever failed, only this step's rows may pay
@@ -176,7 +199,8 @@ class Scheduler:
     def _start_serial(self, row: Row) -> None:
         self._take_turn(row)
         self._events.append(Started(row.id))
-        self._serial = (row, self.runner.serial(row.request, self.tuning.prefill_chunk))
+        chunk = self.tuning.prefill_chunk
+        self._serial = _Alone(row, self.runner.serial(row.request, chunk), chunk)
 
     def _is_on_its_way(self, context: Sequence[int]) -> bool:
         """Whether most of this context's state is still to be computed, for another row."""
@@ -245,7 +269,9 @@ class Scheduler:
         self._events.append(Preempted(row.id))
 
     def _planned(self) -> list[tuple[Row, Chunk]]:
-        seconds = self.pace.limit if self._decoding else math.inf
+        seconds = math.inf
+        if self._decoding:
+            seconds = PREFILL_PER_STEP[self.tuning.pacing] * self.pace.step(*self._load)
         return plan(self._prefilling, self.tuning, self.pace, seconds)
 
     def _prefill(self) -> None:
@@ -295,15 +321,16 @@ class Scheduler:
             for row, reason in ended:
                 self._end(row, reason)
 
-    def _advance_serial(self, row: Row, steps: SerialSteps) -> None:
+    def _advance_serial(self, alone: _Alone) -> None:
         """One prefill chunk or one token of the serial request."""
+        row = alone.row
         try:
-            result = next(steps)
+            result = next(alone.steps)
         except RowFailed as error:
             self._end_serial(FinishReason.ERROR, str(error))
             return
         if result is None:
-            size = min(row.to_prefill, self.tuning.prefill_chunk)
+            size = alone.due
             row.prefilled += size
             row.computed += size
             self._prefilled += size
@@ -337,10 +364,9 @@ class Scheduler:
 
     def _end_serial(self, reason: FinishReason, error: str | None = None) -> None:
         if self._serial is not None:
-            row, steps = self._serial
-            self._serial = None
-            steps.close()  # its caches go now, not at a later collection
-            self._events.append(row.finished(reason, error, self.clock()))
+            alone, self._serial = self._serial, None
+            alone.steps.close()  # its caches go now, not at a later collection
+            self._events.append(alone.row.finished(reason, error, self.clock()))
 
     def _fail(self, error: str) -> None:
         """A step failed: everything that was in it ends with an error, the line stays."""

@@ -7,8 +7,8 @@ a step is traced; and how long steps and prefill take on this machine.
 
 from __future__ import annotations
 
-import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -16,7 +16,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from mlxd.engine import prefill, trial
 from mlxd.engine.loading import BATCHABLE, LoadedModel
-from mlxd.engine.pace import Pace
+from mlxd.engine.pace import Pace, StepCost
 from mlxd.engine.pool import SMALLEST_COLUMNS, rungs
 from mlxd.engine.port import Chunk
 from mlxd.engine.runner import Runner
@@ -26,14 +26,10 @@ from mlxd.wire import BatchTuning, Capabilities, Lane, Sampling, Submit
 
 REASON_CACHE = "cache"
 
-#: While rows decode, an iteration's prefill may take this many times as long as its
-#: step by the costs of lone prompts; with the step itself, the gap between two tokens
-#: stays at about 4 times the quiet one.
-PREFILL_PER_STEP = 3.0
-#: A chunk of this many tokens is prefilled at the start of a context and behind so many
-#: others, to find out what a token costs and what the others add. The best of a few
-#: passes counts: what else the machine does can only slow them.
-PACE_TOKENS, PACE_DEPTH, PACE_PASSES = 96, 1024, 2
+#: Pieces of so many tokens are prefilled at the start of a context, to find out what a call
+#: costs and what a token adds, and one behind so many others, for what these add. The best of a
+#: few passes counts, of steps too: what else the machine does can only slow them.
+PACE_PIECES, PACE_DEPTH, PACE_PASSES = (32, 128), 1024, 2
 #: Context lengths, as counts of the smallest columns, that most requests live in.
 WARM_COLUMNS = range(1, 5)
 
@@ -71,7 +67,7 @@ def run(runner: Runner, loaded: LoadedModel, tuning: BatchTuning) -> WarmedUp:
     began = time.perf_counter()
     mx.eval(mx.compile(lambda x: mx.exp(x) * x + 1)(mx.ones(4)))
     serial_only = None if _can_step(runner, loaded) else REASON_CACHE
-    pace = Pace(limit=math.inf, token=0.0, pair=0.0)
+    pace = Pace(steps=(), call=0.0, token=0.0, pair=0.0)
     sampling = stepping = prefilling = 0
     if serial_only is None:
         # A row beyond the context would write outside its slot.
@@ -79,9 +75,9 @@ def run(runner: Runner, loaded: LoadedModel, tuning: BatchTuning) -> WarmedUp:
         for width in rungs(tuning.width):
             for length in lengths:
                 _step(runner, width, length)
-        quiet = min(_step(runner, tuning.width, lengths[-1]) for _ in range(PACE_PASSES))
+        steps = [_step_cost(runner, width, lengths) for width in rungs(tuning.width)]
         stepping = _step_bytes(runner, tuning.width, lengths[0], lengths[-1], loaded.context)
-        pace, prefilling = _costs(loaded, quiet, tuning)
+        pace, prefilling = _costs(loaded, steps, tuning)
     for width in rungs(tuning.width):
         sampling = _sample(loaded, width)
     capabilities = Capabilities(
@@ -124,6 +120,16 @@ def _step(runner: Runner, width: int, length: int) -> float:
     return seconds
 
 
+def _step_cost(runner: Runner, width: int, lengths: Sequence[int]) -> StepCost:
+    """What a step of this width costs, by its seconds at the first and the last length."""
+    near, far = (
+        min(_step(runner, width, length) for _ in range(PACE_PASSES))
+        for length in (lengths[0], lengths[-1])
+    )
+    column = max(0.0, far - near) / max(1, lengths[-1] - lengths[0])
+    return StepCost(width, max(1e-9, near - column * lengths[0]), column)
+
+
 def _step_bytes(runner: Runner, width: int, short: int, long: int, context: int) -> int:
     """Bytes that a step of full width takes at its peak, beside weights and KV, when all its rows
     are at the end of the context; from what it takes at two lengths."""
@@ -145,20 +151,25 @@ def _step_bytes(runner: Runner, width: int, short: int, long: int, context: int)
     return int(far + slope * (context - long))
 
 
-def _costs(loaded: LoadedModel, step: float, tuning: BatchTuning) -> tuple[Pace, int]:
-    """What prefill costs here: how much of it goes with a step of this many seconds, and the
-    bytes that an iteration's worth takes, at the end of the context if it comes to that."""
-    size = min(PACE_TOKENS, loaded.context // 4)
+def _costs(loaded: LoadedModel, steps: Sequence[StepCost], tuning: BatchTuning) -> tuple[Pace, int]:
+    """What prefill costs here, and the bytes that an iteration's worth takes, at the end of the
+    context if it comes to that."""
+    small, size = (min(piece, loaded.context // 4) for piece in PACE_PIECES)
     depth = min(PACE_DEPTH, loaded.context // 2)
+    short = min(_chunk(loaded, small, 0) for _ in range(1 + PACE_PASSES))
     first = min(_chunk(loaded, size, 0) for _ in range(1 + PACE_PASSES))
     later = min(_chunk(loaded, size, depth) for _ in range(PACE_PASSES))
     pair = max(0.0, later.seconds - first.seconds) / (size * depth)
-    token = max(first.seconds / size - pair * size / 2, 1e-9)
+    call = token = 0.0
+    if size > small:
+        token = max(0.0, first.seconds - short.seconds) / (size - small)
+        call = max(0.0, short.seconds - token * small)
+    token = max((first.seconds - call) / size - pair * size / 2, 1e-9)
     pair_bytes = max(0, later.working - first.working) / (size * depth)
     token_bytes = first.working / size
     chunk = tuning.prefill_chunk * (token_bytes + pair_bytes * loaded.context)
     together = tuning.prefill_budget * token_bytes
-    return Pace(PREFILL_PER_STEP * step, token, pair), int(max(chunk, together))
+    return Pace(steps, call, token, pair), int(max(chunk, together))
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -177,8 +188,9 @@ def _chunk(loaded: LoadedModel, size: int, depth: int) -> Chunked:
     caches = make_prompt_cache(loaded.model)
     for cache, spec in zip(caches, loaded.layout or [], strict=True):
         if depth and type(spec) is FullSpec:
-            keys = mx.zeros((1, spec.heads, depth, spec.key_dim), spec.dtype)
-            values = mx.zeros((1, spec.heads, depth, spec.value_dim), spec.dtype)
+            # With room for the chunk: caches grow by many chunks at a time.
+            keys = mx.zeros((1, spec.heads, depth + size, spec.key_dim), spec.dtype)
+            values = mx.zeros((1, spec.heads, depth + size, spec.value_dim), spec.dtype)
             cache.state = (keys, values, depth)
     mx.eval(prefill.arrays_of(caches))
     before = mx.get_active_memory()

@@ -8,7 +8,7 @@ import structlog
 
 from mlxd.config import BatchSettings, PolicySettings
 from mlxd.policy import unbatchable
-from mlxd.wire import BatchTuning, Capabilities
+from mlxd.wire import BatchTuning, Capabilities, Pacing
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class Terms:
             prefill_chunk=self.batch.prefill_chunk,
             prefill_budget=self.batch.prefill_budget,
             prefix_cache=self.batch.prefix_cache,
+            pacing=Pacing(self.batch.pacing),
         )
 
 

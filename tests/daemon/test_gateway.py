@@ -15,7 +15,16 @@ from mlxd.gateway.ledger import Ledger
 from mlxd.gateway.terms import Terms
 from mlxd.operations import LiveRequests
 from mlxd.serving import ANYBODY, Caller, Outcome
-from mlxd.wire import BatchTuning, Capabilities, FinishReason, Lane, Retune, Started, Submit
+from mlxd.wire import (
+    BatchTuning,
+    Capabilities,
+    FinishReason,
+    Lane,
+    Pacing,
+    Retune,
+    Started,
+    Submit,
+)
 from tests.daemon.fakes import EVERYTHING, MODEL, Bench, generation, read, terms
 
 SEED_SERIAL = PolicySettings(seed="serial")
@@ -585,9 +594,11 @@ class TestDrain:
 
 def test_terms_of_the_engine_are_a_part_of_all_terms():
     """The engine learns width, chunk, budget and cache size, not the queue or the policy."""
-    batch = BatchSettings(width=3, prefill_chunk=32, prefill_budget=64, prefix_cache=128)
+    batch = BatchSettings(
+        width=3, prefill_chunk=32, prefill_budget=64, prefix_cache=128, pacing="latency"
+    )
 
-    assert Terms(batch, SEED_SERIAL, 1.0).tuning == BatchTuning(3, 32, 64, 128)
+    assert Terms(batch, SEED_SERIAL, 1.0).tuning == BatchTuning(3, 32, 64, 128, Pacing.LATENCY)
 
 
 class TestSeries:

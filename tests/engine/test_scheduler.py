@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxd.engine.budgets import SLACK, WORK_FLOOR, work
-from mlxd.engine.pace import SMALLEST, Pace
+from mlxd.engine.pace import PREFILL_PER_STEP, SMALLEST, Pace, StepCost
 from mlxd.engine.port import Chunk, Drawn, SerialSteps
 from mlxd.engine.scheduler import FAILED_STEPS, Scheduler
 from mlxd.wire import (
@@ -22,6 +22,7 @@ from mlxd.wire import (
     Finished,
     FinishReason,
     Lane,
+    Pacing,
     Preempted,
     Sampling,
     Started,
@@ -30,7 +31,13 @@ from mlxd.wire import (
 )
 
 EOS = 0
-FREE = Pace(limit=1.0, token=0.0, pair=0.0)
+FREE = Pace(steps=(), call=0.0, token=0.0, pair=0.0)
+
+
+def paced(limit: float, token: float, pair: float = 0.0, call: float = 0.0) -> Pace:
+    """A pace by which so many seconds of prefill go with every step, in balance."""
+    step = limit / PREFILL_PER_STEP[Pacing.BALANCED]
+    return Pace([StepCost(1, step, 0.0)], call, token, pair)
 
 
 class RuleBroken(BaseException):
@@ -436,7 +443,7 @@ def test_an_engine_whose_every_step_fails_is_broken() -> None:
 
 def test_a_phase_says_what_it_may_take_and_what_was_done() -> None:
     """Budgets grow with the prompt tokens that are next, and their count tells progress."""
-    bench = Bench(pace=Pace(limit=2.0, token=0.5, pair=0.0))
+    bench = Bench(pace=Pace([StepCost(1, 2.0, 0.0)], call=0.0, token=0.5, pair=0.0))
     bench.submit(1, prompt=42)
     bench.scheduler.step()
     before = bench.scheduler.phase
@@ -446,7 +453,8 @@ def test_a_phase_says_what_it_may_take_and_what_was_done() -> None:
     assert before.name == "prefill"
     tokens = after.done - before.done
     assert tokens > 0
-    assert before.budget == WORK_FLOOR + SLACK * (0.5 * tokens + 2.0)
+    assert before.budget is not None
+    assert before.budget >= WORK_FLOOR + SLACK * (0.5 * tokens + 2.0)
 
 
 def test_an_unmeasured_machine_gets_a_second_for_a_prompt_token() -> None:
@@ -532,7 +540,7 @@ def test_started_is_told_before_the_work_that_follows() -> None:
 
 def test_while_rows_decode_prefill_keeps_to_the_measured_pace() -> None:
     """Alone a prompt gets the whole budget; beside running rows it gets less."""
-    bench = Bench(width=2, chunk=64, budget=128, pace=Pace(limit=1.0, token=1 / 32, pair=0.0))
+    bench = Bench(width=2, chunk=64, budget=128, pace=paced(1.0, 1 / 32))
     bench.submit(1, prompt=61, count=30)
     bench.step(2)
     assert bench.runner.log[0] == ("prefill", [1])
@@ -544,7 +552,7 @@ def test_while_rows_decode_prefill_keeps_to_the_measured_pace() -> None:
 
 def test_the_pace_slows_down_as_a_prompt_grows_and_never_stops() -> None:
     """Attention makes each token dearer; a smallest piece always goes."""
-    pace = Pace(limit=1.0, token=1 / 128, pair=1 / 4096)
+    pace = paced(1.0, 1 / 128, 1 / 4096)
     bench = Bench(width=2, chunk=64, budget=128, pace=pace)
     bench.submit(1, count=400)
     bench.step(3)
@@ -558,6 +566,81 @@ def test_the_pace_slows_down_as_a_prompt_grows_and_never_stops() -> None:
     assert sizes[0] == 64
     assert sizes[:-1] == sorted(sizes[:-1], reverse=True)
     assert sizes[-2] == SMALLEST
+
+
+def test_a_piece_is_sized_by_the_step_of_the_rows_that_decode() -> None:
+    """A wider step takes longer, and so does one of longer rows: more prefill goes with it."""
+    per_step = PREFILL_PER_STEP[Pacing.BALANCED]
+    steps = [StepCost(1, 1.0, 0.0), StepCost(2, 2.0, 0.0), StepCost(4, 2.0, 0.5)]
+    pace = Pace(steps, call=0.0, token=per_step / 16, pair=0.0)
+    assert [pace.step(rows, 4) for rows in (1, 2, 3, 4, 9)] == [1, 2, 4, 4, 4]
+    for rows, expected in ((1, 16), (2, 32)):
+        bench = Bench(width=3, chunk=64, budget=64, pace=pace)
+        for number in range(rows):
+            bench.submit(number, count=60)
+        bench.step(6)
+        bench.submit(9, prompt=90)
+        bench.step(3)
+        assert bench.runner.prefilled[9] == expected
+
+
+@pytest.mark.parametrize(
+    ("pacing", "expected"), [("latency", 16), ("balanced", 32), ("throughput", 60)]
+)
+def test_pacing_moves_the_trade_between_rows_that_decode_and_prompts(
+    pacing: str, expected: int
+) -> None:
+    """By a retune, at the next iteration; the budget of tokens holds always."""
+    pace = Pace([StepCost(1, 1.0, 0.0)], call=0.0, token=1 / 16, pair=0.0)
+    bench = Bench(width=2, chunk=64, budget=60, pace=pace)
+    bench.submit(1, count=60)
+    bench.step(4)
+    bench.scheduler.retune(BatchTuning(2, 64, 60, pacing=Pacing(pacing)))
+    bench.submit(2, prompt=90)
+    bench.step(3)
+    assert bench.runner.prefilled[2] == expected
+
+
+def test_what_a_call_costs_however_short_is_reckoned_with() -> None:
+    """Else short pieces would take longer than they may."""
+    pace = paced(1.0, token=1 / 64, call=0.5)
+    assert pace.fitting(0, 1.0, 64) == 32
+    assert pace.fitting(0, 1.0, 16) == 16
+    assert pace.fitting(0, 0.4, 16) == 0
+    assert pace.fitting(0, 0.4, 0) == 0
+
+
+def test_an_iteration_plans_its_prefill_once() -> None:
+    """What the phase says of it before is a bound, not another plan."""
+
+    class Prompt(list[int]):
+        cuts = 0
+
+        def __getitem__(self, index: Any) -> Any:
+            self.cuts += 1
+            return super().__getitem__(index)
+
+    bench = Bench()
+    prompt = Prompt([1] * 60)
+    bench.scheduler.submit(Submit(1, Lane.BATCH, prompt, 3, [EOS], Sampling(seed=1)))
+    bench.step()
+    for iterations in (1, 2, 3):
+        assert bench.scheduler.phase.name == "prefill"
+        bench.step()
+        assert prompt.cuts == iterations
+
+
+def test_a_serial_request_is_accounted_by_the_chunk_that_it_began_with() -> None:
+    """A retune is for the requests behind it."""
+    bench = Bench(chunk=16, budget=16)
+    bench.submit(1, prompt=65, lane=Lane.SERIAL, count=2)
+    bench.step(2)
+    bench.scheduler.retune(BatchTuning(2, 64, 64))
+    bench.step()
+    assert bench.scheduler.phase.done == 32
+    bench.scheduler.cancel(Cancel(1))
+    bench.drain()
+    assert bench.finished[1].prefilled_tokens == 32
 
 
 def test_the_serial_lane_counts_the_token_that_its_generator_computed_ahead() -> None:

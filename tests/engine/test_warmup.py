@@ -43,7 +43,11 @@ def test_a_model_of_full_attention_runs_in_the_batch_lane() -> None:
     found = warmed(loaded(full()))
     assert found.capabilities.serial_only is None
     assert found.capabilities.vocab_size == VOCAB
-    assert 0 < found.pace.token < found.pace.limit
+    pace = found.pace
+    assert [cost.rows for cost in pace.steps] == [1, 2]
+    assert all(0 < pace.step(rows, 9) <= pace.step(rows, 200) for rows in (1, 2))
+    assert pace.token > 0
+    assert 0 < pace.cost(0, 32) <= pace.cost(500, 32)
 
 
 @pytest.mark.parametrize("context", [16, 100])

@@ -24,7 +24,7 @@ from mlxd.wire import BatchTuning, Finished, Lane, Sampling, Step, Submit, Token
 
 VOCAB = 97
 WINDOW = 16
-FREE = Pace(limit=1.0, token=0.0, pair=0.0)  # prefill costs nothing
+FREE = Pace(steps=(), call=0.0, token=0.0, pair=0.0)  # nothing was measured
 GREEDY = Sampling(seed=0, temperature=0.0)
 
 
