@@ -20,13 +20,18 @@ RUN_STAMP := $(VENV)/.installed-$(BACKEND)
 DEV_STAMP := $(VENV)/.installed-$(BACKEND)-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
 
-.PHONY: run test check bench setup fetch clean
+.PHONY: run test soak check bench setup fetch clean
 
 run: fetch
 	exec $(BIN)/mlxd --config $(CONFIG)
 
 test: $(DEV_STAMP) fetch
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# A load that never rests, for this long; `make test` has some seconds of it.
+SOAK_SECONDS = 1200
+soak: $(DEV_STAMP) fetch
+	SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -s tests/e2e/test_soak.py
 
 check: $(DEV_STAMP)
 	$(BIN)/ruff check .
