@@ -6,11 +6,14 @@ Both processes use the same limits, so that what was accepted can be built.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from mlxd.errors import BadRequest
+from mlxd.nesting import levels
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits
@@ -24,6 +27,10 @@ MAX_LEVELS = 512
 #: can fill its answer with them.
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
 MAX_LEXER_STATES = 50_000  # of one row; up to 2 kB each
+#: What the least common multiple of all `multipleOf` may be, times their number: llguidance
+#: counts remainders in states, in quadratic time and unlimited. This many take 0.15 s.
+MAX_REMAINDERS = 50_000
+MAX_INDEX_DIGITS = 6  # of a list's index in a reference
 
 JSON_OBJECT = {"type": "object"}
 
@@ -39,6 +46,8 @@ def of_schema(schema: Mapping[str, Any], param: str) -> str:
     """A grammar of the JSON documents that a schema allows.
 
     Takes milliseconds, of a hostile schema up to a second, and lets other threads run.
+    What an engine would be stopped by is tried here: over bytes instead of the model's tokens,
+    a row's grammar costs the same to build.
 
     Args:
         param: the field of the request that holds the schema.
@@ -49,13 +58,28 @@ def of_schema(schema: Mapping[str, Any], param: str) -> str:
     from llguidance import LLMatcher  # noqa: PLC0415 - see above
 
     _check_size(schema, param)
-    text = LLMatcher.grammar_from_json_schema(
-        json.dumps(schema),
-        overrides={"whitespace_pattern": WHITESPACE, "coerce_one_of": True},
-    )
-    if problem := LLMatcher.validate_grammar(text, limits=limits()):
+    try:
+        text = LLMatcher.grammar_from_json_schema(
+            json.dumps(schema),
+            overrides={"whitespace_pattern": WHITESPACE, "coerce_one_of": True},
+        )
+    except ValueError as error:  # a number that it has no room for
+        raise BadRequest(f"{param}: {_one_line(str(error))}", param=param) from None
+    if problem := LLMatcher.validate_grammar(text, limits=limits()) or _trial(text):
         raise BadRequest(f"{param}: {_one_line(problem)}", param=param)
     return text
+
+
+def _trial(text: str) -> str:
+    """Why no document of this grammar can be begun; empty where one can."""
+    from llguidance import LLMatcher, LLTokenizer  # noqa: PLC0415 - see above
+
+    matcher = LLMatcher(LLTokenizer("byte"), text, log_level=0, limits=limits())
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    if not matcher.is_error():
+        return ""
+    return f"no document of it can be begun: {matcher.get_error()}"
 
 
 def _one_line(problem: str) -> str:
@@ -64,7 +88,7 @@ def _one_line(problem: str) -> str:
 
 def _check_size(schema: Mapping[str, Any], param: str) -> None:
     """Refuse what could overflow a stack or keep a processor busy."""
-    depth = _depth(schema)
+    depth = levels(schema, MAX_NESTING)
     if depth > MAX_NESTING:
         raise BadRequest(f"{param}: nested more than {MAX_NESTING} levels deep", param=param)
     size = len(json.dumps(schema))
@@ -73,13 +97,28 @@ def _check_size(schema: Mapping[str, Any], param: str) -> None:
             f"{param}: {size} bytes; at most {MAX_SCHEMA_BYTES} are accepted", param=param
         )
     _check_bases(schema, param)
-    levels = depth
+    _check_multiples(schema, param)
+    deepest = depth
     for reference in _references(schema):
-        levels += _depth(_target(schema, reference, param))
-        if levels > MAX_LEVELS:
+        deepest += levels(_target(schema, reference, param), MAX_NESTING)
+        if deepest > MAX_LEVELS:
             raise BadRequest(
                 f"{param}: more than {MAX_LEVELS} levels, with all that it refers to", param=param
             )
+
+
+def _check_multiples(schema: Mapping[str, Any], param: str) -> None:
+    found = [part["multipleOf"] for part in _objects(schema) if "multipleOf" in part]
+    numbers = [_digits(each) for each in found if isinstance(each, int | float)]
+    if math.lcm(*numbers) * len(numbers) > MAX_REMAINDERS:
+        raise BadRequest(f"{param}: multipleOf is too large to be enforced", param=param)
+
+
+def _digits(number: float) -> int:
+    """A number's digits without its point: what its multiples are counted in."""
+    if isinstance(number, int):
+        return abs(number)
+    return int("".join(map(str, Decimal(repr(number)).as_tuple().digits)))
 
 
 def _check_bases(schema: Mapping[str, Any], param: str) -> None:
@@ -102,15 +141,6 @@ def _objects(value: object) -> Iterator[Mapping[str, Any]]:
                 pending.extend(found)
 
 
-def _depth(value: object) -> int:
-    """Levels of objects and lists; a scalar has none. Stops counting beyond what is allowed."""
-    depth, level = 0, [value]
-    while depth <= MAX_NESTING and (level := [v for v in level if isinstance(v, Mapping | list)]):
-        depth += 1
-        level = [child for v in level for child in (v.values() if isinstance(v, Mapping) else v)]
-    return depth
-
-
 def _references(schema: Mapping[str, Any]) -> set[str]:
     """The values of every `$ref`."""
     found = (part.get("$ref") for part in _objects(schema))
@@ -129,10 +159,14 @@ def _target(schema: Mapping[str, Any], reference: str, param: str) -> object:
         match found:
             case Mapping() if key in found:
                 found = found[key]
-            case list() if key.isdecimal() and int(key) < len(found):
+            case list() if _is_index(key) and int(key) < len(found):
                 found = found[int(key)]
             case _:
                 raise BadRequest(
                     f"{param}: the reference {reference[:80]!r} leads nowhere", param=param
                 )
     return found
+
+
+def _is_index(key: str) -> bool:
+    return key.isdecimal() and len(key) <= MAX_INDEX_DIGITS

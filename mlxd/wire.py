@@ -30,6 +30,7 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     CANCELLED = "cancelled"
+    FORMAT = "format"  # its grammar cannot be followed: the request's own fault
     ERROR = "error"
 
 
@@ -55,6 +56,8 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     frequency_context_size: int = 20
     logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
     grammar: str | None = None  # of mlxd.grammar; what the answer must be
+    # Tokens that end the reasoning which the prompt has opened; the grammar begins behind them.
+    grammar_after: list[int] = msgspec.field(default_factory=list)
     # None = no log-probabilities; 0 = the chosen token's; k = the k best as well.
     logprobs: int | None = None
 

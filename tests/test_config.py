@@ -19,6 +19,7 @@ from mlxd.config.settings import (
     TracesSettings,
 )
 from mlxd.errors import ConfigError
+from mlxd.policy import TRAITS
 
 ETC = Path(__file__).parent.parent / "etc"
 MINIMAL = '[models.tiny]\nsource = "owner/tiny"\n'
@@ -68,6 +69,7 @@ class TestShippedFiles:
         """etc/mlxd.strict.toml expresses the policy of the systems that mlxd grew from."""
         policy = load(ETC / "mlxd.strict.toml", {}).models["smollm2-135m"].policy
 
+        assert policy.model_fields_set == set(TRAITS), "every trait is told"
         serial = {trait for trait, answer in policy.model_dump().items() if answer == "serial"}
         assert serial == {
             *("seed", "penalties", "adapter", "images", "kv_quant"),

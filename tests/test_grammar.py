@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from typing import Any
 
 import pytest
@@ -46,6 +48,8 @@ def chained(count: int, levels: int = 1) -> dict[str, Any]:
         {},
         {"type": "object"},
         {"enum": ["a", 1, None]},
+        {"type": "number", "multipleOf": 0.01, "maximum": 1000},
+        {"type": "array", "items": {"type": "integer", "multipleOf": 3600}},
         {"oneOf": [{"type": "string"}, {"type": "integer", "minimum": 0}]},
         {"$ref": "#/definitions/a~1b", "definitions": {"a/b": {"type": "boolean"}}},
         {"$ref": "#/$defs/a%20b", "$defs": {"a b": {"type": "boolean"}}},
@@ -79,6 +83,14 @@ def test_schemas_that_can_be_enforced_become_grammars(schema: dict[str, Any]) ->
         (chained(MAX_LEVELS), "levels"),
         (chained(40, levels=16), "levels"),
         ({"enum": ["x" * MAX_SCHEMA_BYTES]}, "bytes"),
+        ({"type": "number", "maximum": math.inf}, "expected value"),
+        ({"type": "integer", "maximum": 10**4000}, "out of range"),
+        ({"type": "integer", "multipleOf": 999_999}, "multipleOf"),
+        ({"prefixItems": [{"multipleOf": 9900 + i} for i in range(9)]}, "multipleOf"),
+        ({"allOf": [{"multipleOf": 9.973}, {"multipleOf": 991}]}, "multipleOf"),
+        ({"$ref": "#/allOf/" + "9" * 5000, "allOf": [{}]}, "leads nowhere"),
+        ({"$ref": "#"}, "can be begun"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "can be begun"),
     ],
     ids=lambda value: str(value)[:60],
 )
@@ -96,3 +108,10 @@ def test_what_would_overflow_a_stack_is_refused_before_anybody_follows_it(levels
         for number in range(levels)
     }
     refused({"$ref": "#/$defs/d0", "$defs": properties | {f"d{levels}": {"type": "string"}}})
+
+
+def test_remainders_are_limited_to_what_an_engine_builds_at_once() -> None:
+    """The largest that is accepted does not hold up a batch."""
+    started = time.process_time()
+    of_schema({"type": "integer", "multipleOf": 49_999}, PARAM)
+    assert time.process_time() - started < 2

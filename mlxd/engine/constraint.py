@@ -42,15 +42,16 @@ class Constraints:
             print(f"no structured output: {error}", file=sys.stderr)  # noqa: T201
             return None
 
-    def of(self, text: str, eos: Iterable[int]) -> Constraint:
+    def of(self, text: str, eos: Iterable[int], *, after: Sequence[int] = ()) -> Constraint:
         """A row's constraint, at its answer's start.
 
         Args:
             text: a grammar of `mlxd.grammar`.
             eos: the tokens that end the answer where the grammar lets it end.
+            after: tokens behind which the grammar begins; none = at once.
         """
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=grammar.limits())
-        return Constraint(matcher, eos, self._tokenizer)
+        return Constraint(matcher, eos, self._tokenizer, after)
 
 
 def _tokenizer(text: str, vocab_size: int) -> LLTokenizer:
@@ -67,12 +68,21 @@ class Constraint:
     row is the request's to say.
     """
 
-    def __init__(self, matcher: LLMatcher, eos: Iterable[int], tokenizer: LLTokenizer) -> None:
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        eos: Iterable[int],
+        tokenizer: LLTokenizer,
+        after: Sequence[int] = (),
+    ) -> None:
         self._matcher = matcher
         self._eos = frozenset(eos)
         self._its_eos = list(tokenizer.eos_tokens)
         self._words = -(-tokenizer.vocab_size // 32)
+        self._after = list(after)
         self._given: list[int] = []
+        # Where in these the grammar begins; None = what it begins behind has not come yet.
+        self._start = None if self._after else 0
 
     @property
     def error(self) -> str | None:
@@ -83,9 +93,13 @@ class Constraint:
 
     def advance(self, token: int) -> None:
         """Take the row's next token."""
-        if token not in self._eos:
+        if token in self._eos:
+            return
+        self._given.append(token)
+        if self._start is not None:
             self._matcher.consume_token(token)
-            self._given.append(token)
+        elif self._given[-len(self._after) :] == self._after:
+            self._start = len(self._given)
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Stand behind exactly these tokens of the answer, whatever was taken before."""
@@ -94,10 +108,17 @@ class Constraint:
         while same < min(len(wanted), len(self._given)) and wanted[same] == self._given[same]:
             same += 1
         if same < len(self._given):
-            self._matcher.rollback(len(self._given) - same)
-            del self._given[same:]
+            self._go_back(same)
         for token in wanted[same:]:
             self.advance(token)
+
+    def _go_back(self, count: int) -> None:
+        """Stand behind the first so many of the tokens taken."""
+        if self._start is not None:
+            self._matcher.rollback(len(self._given) - max(count, self._start))
+            if count < self._start:
+                self._start = None
+        del self._given[count:]
 
     def allowed(self) -> np.ndarray:
         """Bits of the tokens that may come next, int32 [vocabulary / 32], lowest bit first.
@@ -107,14 +128,21 @@ class Constraint:
         words = np.full(self._words, _ALL)
         if self._matcher.is_error():
             return words  # the row ends with the error; any token will do
-        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         bits = words.view(np.uint32)
-        for token in self._its_eos:
-            bits[token // 32] &= ~np.uint32(1 << token % 32)
+        if self._start is None:
+            self._forbid(bits, self._eos)
+            return words
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        self._forbid(bits, self._its_eos)
         if self._matcher.is_accepting():
             for token in self._eos:
                 bits[token // 32] |= np.uint32(1 << token % 32)
         return words
+
+    @staticmethod
+    def _forbid(bits: np.ndarray, tokens: Iterable[int]) -> None:
+        for token in tokens:
+            bits[token // 32] &= ~np.uint32(1 << token % 32)
 
 
 def constrain(logits: mx.array, constraints: Mapping[int, Constraint]) -> mx.array:

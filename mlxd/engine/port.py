@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from mlxd.wire import BatchTuning, Submit, TokenLogprobs
+from mlxd.wire import BatchTuning, FinishReason, Submit, TokenLogprobs
 
 #: What a request is told that memory cannot hold.
 NO_MEMORY = "its state does not fit into this model's share of the memory budget"
@@ -28,6 +28,10 @@ class Chunk:
 class RowFailed(Exception):
     """A request of the serial lane cannot go on, and nothing else is wrong."""
 
+    def __init__(self, message: str, reason: FinishReason = FinishReason.ERROR) -> None:
+        super().__init__(message)
+        self.reason = reason
+
 
 class Drawn(NamedTuple):
     """The token that a step gave a row."""
@@ -35,7 +39,7 @@ class Drawn(NamedTuple):
     row: int
     token: int
     logprobs: TokenLogprobs | None = None  # where the row asked
-    error: str | None = None  # why the row cannot go on; the token then means nothing
+    error: str | None = None  # why its grammar cannot be followed; the token then means nothing
 
 
 class Runner(Protocol):

@@ -172,7 +172,7 @@ class Runner:
             return None
         if self._constraints is None:
             raise ValueError("this model has no structured output")
-        return self._constraints.of(text, request.eos)
+        return self._constraints.of(text, request.eos, after=request.sampling.grammar_after)
 
     def release(self, row: int) -> None:
         """Forget a row in whatever phase it is; its tokens on the way are dropped."""

@@ -310,7 +310,7 @@ class Scheduler:
                 if row not in self._decoding:
                     continue  # it ended after this step was enqueued
                 if drawn.error is not None:
-                    self._end(row, FinishReason.ERROR, drawn.error)
+                    self._end(row, FinishReason.FORMAT, drawn.error)
                     continue
                 reason = row.take(drawn.token)
                 if reason is not FinishReason.STOP:
@@ -327,7 +327,7 @@ class Scheduler:
         try:
             result = next(alone.steps)
         except RowFailed as error:
-            self._end_serial(FinishReason.ERROR, str(error))
+            self._end_serial(error.reason, str(error))
             return
         if result is None:
             size = alone.due

@@ -22,7 +22,7 @@ from mlxd.engine import prefill
 from mlxd.engine.constraint import Constraint, constrain
 from mlxd.engine.port import RowFailed, SerialSteps
 from mlxd.engine.sampling import RowSampler, sample
-from mlxd.wire import Sampling, Submit, TokenLogprobs
+from mlxd.wire import FinishReason, Sampling, Submit, TokenLogprobs
 
 Processor = Callable[[mx.array, mx.array], mx.array]
 
@@ -111,7 +111,7 @@ def _follows(constraint: Constraint) -> Processor:
     def processor(tokens: mx.array, logits: mx.array) -> mx.array:
         constraint.follow(np.array(tokens)[1:].tolist())
         if constraint.error is not None:
-            raise RowFailed(constraint.error)
+            raise RowFailed(constraint.error, FinishReason.FORMAT)
         return constrain(logits, {0: constraint})
 
     return processor

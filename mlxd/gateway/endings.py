@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlxd.errors import Draining, EngineFailed, MlxdError, TimedOut, Withdrawn
+from mlxd.errors import BadRequest, Draining, EngineFailed, MlxdError, TimedOut, Withdrawn
 from mlxd.wire import Finished, FinishReason
 
 
@@ -25,6 +25,9 @@ def of_row(frame: Finished) -> Ending:
             return Ending(frame.reason, frame.reason, frame.generated_tokens)
         case FinishReason.CANCELLED:
             message = "the engine gave the request up"
+        case FinishReason.FORMAT:
+            error = BadRequest(frame.error or "", param="response_format", code="format_failed")
+            return Ending("error", "length", frame.generated_tokens, error)
         case FinishReason.ERROR:
             message = frame.error or "the step failed"
     return failed(message, frame.generated_tokens)

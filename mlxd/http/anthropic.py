@@ -16,7 +16,8 @@ from mlxd.http.prepare import prompt_tokens
 
 
 def _messages(body: Mapping[str, Any]) -> Exchange:
-    return Exchange(parse_anthropic(body), AnthropicShape())
+    request, shown = parse_anthropic(body)
+    return Exchange(request, AnthropicShape(shown))
 
 
 MESSAGES = Endpoint("msg_", _messages)

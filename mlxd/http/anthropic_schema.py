@@ -10,8 +10,10 @@ from pydantic import BeforeValidator, Field
 from mlxd.errors import BadRequest
 from mlxd.http.anthropic_messages import parse_anthropic_messages
 from mlxd.http.described import AnthropicMessages, AnthropicSystem, AnthropicTools, Stops
-from mlxd.http.parts import Part, offered, stop_strings, validate
-from mlxd.http.requests import ChatPrompt, Limit, SamplingRequest, TextRequest
+from mlxd.http.encode_anthropic import Shown
+from mlxd.http.formats import OutputFormat, only_format
+from mlxd.http.parts import Part, stop_strings, validate
+from mlxd.http.requests import ChatPrompt, JsonFormat, Limit, SamplingRequest, TextRequest
 from mlxd.http.toolchoice import Choice, anthropic_choice
 from mlxd.http.tools import Function, all_tools, parse_function
 
@@ -27,6 +29,14 @@ class Thinking(Part):
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = Field(None, ge=1)
+    display: Literal["summarized", "omitted"] | None = None
+
+    @property
+    def shown(self) -> Shown:
+        """What a message says of the model's reasoning: nothing, unless it was asked for."""
+        if self.type == "disabled":
+            return "nothing"
+        return "signature" if self.display == "omitted" else "text"
 
 
 class ToolChoice(Part):
@@ -38,10 +48,10 @@ class ToolChoice(Part):
 
 
 class OutputConfig(Part):
-    """`output_config`; an enforced format is refused, not ignored."""
+    """`output_config`."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    format: Annotated[None, offered(lambda kind: kind is None, "structured output")] = None
+    format: OutputFormat | None = None
 
 
 class CountBody(Part):
@@ -92,6 +102,11 @@ class MessagesBody(CountBody):
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
 
+    def format(self) -> JsonFormat | None:
+        """What the answer has to be, apart from a call; None = any text."""
+        asked = self.output_config.format
+        return None if asked is None else asked.enforced
+
     def request(self) -> TextRequest:
         """The body as a request.
 
@@ -104,7 +119,7 @@ class MessagesBody(CountBody):
             sampling=SamplingRequest(
                 temperature=self.temperature, top_p=self.top_p, top_k=self.top_k
             ),
-            format=self.choice().format,
+            format=only_format(self.format(), self.choice().format),
             limit=Limit(self.max_tokens, "max_tokens"),
             stops=self.stop_sequences,
             stream=self.stream,
@@ -112,13 +127,14 @@ class MessagesBody(CountBody):
         )
 
 
-def parse_anthropic(body: Mapping[str, Any]) -> TextRequest:
-    """A request for a message.
+def parse_anthropic(body: Mapping[str, Any]) -> tuple[TextRequest, Shown]:
+    """A request for a message, and what it shows of the model's reasoning.
 
     Raises:
         BadRequest: naming the first field that cannot be used.
     """
-    return validate(MessagesBody, body).request()
+    parsed = validate(MessagesBody, body)
+    return parsed.request(), parsed.thinking.shown
 
 
 def parse_count(body: Mapping[str, Any]) -> tuple[str, ChatPrompt]:
@@ -136,7 +152,7 @@ def _tools(tools: list[Any]) -> tuple[dict[str, Any], ...]:
     for index, tool in enumerate(tools):
         at = f"tools[{index}]"
         kind = tool.get("type") if isinstance(tool, dict) else None
-        if kind not in {None, "custom"}:
+        if kind is not None and kind != "custom":
             raise BadRequest(
                 f"{at}.type must be 'custom': tools that a server runs are not offered",
                 param=f"{at}.type",

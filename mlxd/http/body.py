@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -13,6 +14,11 @@ from aiohttp import web
 
 from mlxd.errors import BadRequest, TooLarge, TooSlow
 from mlxd.http.context import CONTEXT
+from mlxd.nesting import levels
+
+#: Levels of a body. Whatever follows it later (templates, schemas, JSON again) is recursive.
+MAX_LEVELS = 128
+_MAX_DIGITS = 308  # of a number that a float holds for certain
 
 _encoder = msgspec.json.Encoder()
 
@@ -48,16 +54,18 @@ async def read_object(request: web.Request, *, limit: int) -> dict[str, Any]:
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """One JSON object in UTF-8: no BOM, no duplicate keys, no NaN, no lone surrogates.
+    """One JSON object in UTF-8: no BOM, no duplicate keys, no lone surrogates, and every
+    number finite.
 
     Raises:
-        BadRequest: it is anything else.
+        BadRequest: it is anything else, or nested too deeply.
     """
     if data.startswith(b"\xef\xbb\xbf"):
         raise BadRequest("the body begins with a byte order mark; send plain UTF-8")
     try:
+        text = data.decode()
         value = json.loads(
-            data.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant
+            text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite
         )
         if b"\\u" in data:  # escaped lone surrogates parse, and then no tokenizer takes them
             json.dumps(value, ensure_ascii=False).encode()
@@ -66,11 +74,15 @@ def parse_object(data: bytes) -> dict[str, Any]:
     except UnicodeEncodeError:
         raise BadRequest("the body holds half of a surrogate pair") from None
     except RecursionError:
-        raise BadRequest("the body is nested too deeply") from None
-    except ValueError as error:
+        raise _too_deep() from None
+    except json.JSONDecodeError as error:
         raise BadRequest(f"the body is not valid JSON: {error}") from None
+    except ValueError:
+        raise _too_large(text) from None
     if not isinstance(value, dict):
         raise BadRequest("the body must be a JSON object")
+    if _may_be_deep(data) and levels(value, MAX_LEVELS) > MAX_LEVELS:
+        raise _too_deep()
     return value
 
 
@@ -100,8 +112,47 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise BadRequest(f"the key {twice[:80]!r} appears twice in one object", param=twice[:80])
+        shown = twice[:80].encode(errors="backslashreplace").decode()  # lone surrogates, too
+        raise BadRequest(f"the key {shown!r} appears twice in one object", param=shown)
     return found
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(text)
+    return value
+
+
+def _too_large(text: str) -> BadRequest:
+    """Of a body with a number that is beyond a float, or is longer than Python reads."""
+    try:
+        pending = [("", json.loads(text, parse_int=_integer))]
+    except (ValueError, RecursionError):  # there is more that is wrong with it
+        pending = []
+    while pending:
+        at, value = pending.pop()
+        match value:
+            case float() if math.isinf(value):
+                return BadRequest(f"{at} is too large a number", param=at)
+            case dict():
+                pending += [(f"{at}.{key}".lstrip("."), each) for key, each in value.items()]
+            case list():
+                pending += [(f"{at}[{index}]", each) for index, each in enumerate(value)]
+    return BadRequest("the body holds too large a number")
+
+
+def _integer(digits: str) -> float:
+    return math.inf if len(digits) > _MAX_DIGITS else int(digits)
+
+
+def _may_be_deep(data: bytes) -> bool:
+    """Cheap, and true of few bodies that are not."""
+    return data.count(b"[") + data.count(b"{") > MAX_LEVELS
+
+
+def _too_deep() -> BadRequest:
+    return BadRequest(f"the body is nested more than {MAX_LEVELS} levels deep")
 
 
 def _refuse_constant(name: str) -> NoReturn:

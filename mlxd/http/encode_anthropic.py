@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from mlxd.errors import MlxdError
 from mlxd.http.answers import Answer
@@ -14,23 +15,31 @@ from mlxd.http.encode import Head
 from mlxd.http.envelope import anthropic_error_body
 from mlxd.http.events import Done, Ended, Said, Usage
 from mlxd.http.sse import named_frame
+from mlxd.text.answer import joined
 from mlxd.text.pieces import Delta, Piece, Reasoning, ToolCall
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
+#: What a message has of the model's reasoning: no block, one without its text, or all of it.
+Shown = Literal["nothing", "signature", "text"]
 
+
+@dataclass(frozen=True, slots=True)
 class AnthropicShape:
     """One request's message. There is only ever one answer."""
+
+    reasoning: Shown
 
     def whole(self, head: Head, answers: Sequence[Answer], usage: Usage) -> dict[str, Any]:
         """The message in one body."""
         (answer,) = answers
-        content = [_whole_block(piece) for piece in answer.pieces if _is_shown(piece)]
+        shown = joined([each for each in answer.pieces if _is_shown(each, self.reasoning)])
+        content = [_whole_block(piece, self.reasoning) for piece in shown]
         return _message(head, content) | _stop(answer.ended) | {"usage": _usage(usage)}
 
     def stream(self, head: Head) -> AnthropicStream:
         """The message in events."""
-        return AnthropicStream(head)
+        return AnthropicStream(head, self.reasoning)
 
 
 class AnthropicStream:
@@ -39,8 +48,9 @@ class AnthropicStream:
     Blocks follow each other: one begins where the kind of what is said changes.
     """
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: Head, reasoning: Shown) -> None:
         self._head = head
+        self._reasoning = reasoning
         self._started = False
         self._blocks = 0
         self._open: type[Piece] | None = None  # the kind of the open block
@@ -51,7 +61,7 @@ class AnthropicStream:
         """What is new, in the open block or in one of its own."""
         piece = said.piece
         frames = self._opening()
-        if not _is_shown(piece):
+        if not _is_shown(piece, self._reasoning):
             return frames
         if isinstance(piece, ToolCall) or type(piece) is not self._open:
             frames += self._close()
@@ -62,6 +72,8 @@ class AnthropicStream:
                 return [*frames, self._delta(type="text_delta", text=piece.text)]
             case Reasoning():
                 self._thought += piece.text
+                if self._reasoning == "signature":
+                    return frames
                 return [*frames, self._delta(type="thinking_delta", thinking=piece.text)]
             case ToolCall():
                 delta = self._delta(type="input_json_delta", partial_json=piece.arguments)
@@ -147,17 +159,20 @@ def _usage(usage: Usage) -> dict[str, int]:
     }
 
 
-def _is_shown(piece: Piece) -> bool:
+def _is_shown(piece: Piece, reasoning: Shown) -> bool:
+    if isinstance(piece, Reasoning) and reasoning == "nothing":
+        return False
     return isinstance(piece, ToolCall) or piece.text != ""
 
 
-def _whole_block(piece: Piece) -> dict[str, Any]:
+def _whole_block(piece: Piece, reasoning: Shown) -> dict[str, Any]:
     match piece:
         case Delta():
             return {"type": "text", "text": piece.text}
         case Reasoning():
             signature = _signature(piece.text)
-            return {"type": "thinking", "thinking": piece.text, "signature": signature}
+            text = piece.text if reasoning == "text" else ""
+            return {"type": "thinking", "thinking": text, "signature": signature}
         case ToolCall():
             return _empty_block(piece) | {"input": json.loads(piece.arguments)}
 

@@ -216,7 +216,7 @@ def _repeated(asked: ResponsesBody) -> dict[str, Any]:
         "reasoning": {"effort": asked.reasoning.effort, "summary": None},
         "store": asked.store,
         "temperature": asked.temperature,
-        "text": {"format": {"type": asked.text.format.type}},
+        "text": {"format": asked.text.format.repeated()},
         "tool_choice": asked.tool_choice,
         "tools": asked.tools,
         "top_logprobs": asked.top_logprobs,

@@ -118,17 +118,16 @@ def _settle(answer: AnswerStream, ticket: Ticket) -> None:
         ticket.end(own, ticket.outcome.completion_tokens)
 
 
-def _apart(call: Call, opening: str) -> Apart | None:
+def _apart(call: Call) -> Apart | None:
     """What takes this answer apart; None = all of it is content."""
-    if not call.chat:
-        return None
-    if call.must_call:
-        return BareCalls(None, call.tools)
     markup = call.tokenizer.markup
-    machine = markup.machine(with_calls=bool(call.tools))
-    parts = None if machine is None else Parts(markup, machine, call.tools, opening)
+    if not call.chat or (call.enforced and call.opening == CONTENT):
+        # An enforced document has no markup, whatever its strings look like.
+        return BareCalls(None, call.tools) if call.must_call else None
+    machine = markup.machine(with_calls=bool(call.tools) and not call.enforced)
+    parts = None if machine is None else Parts(markup, machine, call.tools, call.opening)
     # Models whose calls mlx-lm does not know write them as bare JSON, as far as they do at all.
-    is_bare = bool(call.tools) and markup.calls is None
+    is_bare = call.must_call or (bool(call.tools) and not call.enforced and markup.calls is None)
     return BareCalls(parts, call.tools) if is_bare else parts
 
 
@@ -142,11 +141,7 @@ class _Text:
 
     @classmethod
     async def open(cls, call: Call) -> _Text:
-        tokenizer, markup = call.tokenizer, call.tokenizer.markup
-        detokenizer = tokenizer.detokenizer()
-        opening = CONTENT
-        if call.chat and markup.opening is not None:
-            opening = await tokenizer.run(markup.opening, call.generation.prompt)
+        tokenizer, detokenizer = call.tokenizer, call.tokenizer.detokenizer()
 
         def make() -> AnswerStream:
             stream = TextStream(
@@ -155,7 +150,7 @@ class _Text:
                 stops=call.stops,
                 drop_leading_space=call.chat and not call.continues,
             )
-            return AnswerStream(stream, _apart(call, opening), one_call=call.one_call)
+            return AnswerStream(stream, _apart(call), one_call=call.one_call)
 
         in_worker = detokenizer.in_worker
         answer = await tokenizer.run(make) if in_worker else make()

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlxd.errors import BadRequest
+from mlxd.http.body import MAX_LEVELS
+from mlxd.nesting import levels
 
 #: Roles, and what templates call them: few know OpenAI's newer name for the system's.
 _ROLES = {
@@ -111,4 +113,6 @@ def parse_arguments(arguments: object) -> object:
         parsed = json.loads(arguments or "{}")
     except (ValueError, RecursionError):
         return arguments
-    return parsed if isinstance(parsed, dict) else arguments
+    if not isinstance(parsed, dict) or levels(parsed, MAX_LEVELS) > MAX_LEVELS:
+        return arguments
+    return parsed

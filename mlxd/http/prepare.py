@@ -25,6 +25,7 @@ from mlxd.http.requests import (
 )
 from mlxd.policy import request_traits
 from mlxd.serving import Caller, Generation, SamplingDefaults, Served
+from mlxd.text.markup import CONTENT, REASONING
 from mlxd.text.tokenizer import Tokenizer
 from mlxd.wire import Capabilities, Sampling
 
@@ -42,6 +43,8 @@ class Call:
     stops: tuple[str, ...]
     chat: bool  # else a completion: all of its text is content
     continues: bool  # it goes on in the middle of a text
+    opening: str  # the part in which it begins, of `mlxd.text.markup`
+    enforced: bool  # it follows a grammar
     tools: tuple[Mapping[str, Any], ...]
     must_call: bool
     one_call: bool
@@ -67,6 +70,11 @@ async def prepare(
         tokens = await prompt_tokens(prompt, served)
         _check_prompt(tokens, prompt.param, served.capabilities)
         echo = await _prompt_text(prompt, tokens, served.tokenizer) if request.echo else ""
+        opening = CONTENT
+        if isinstance(prompt, ChatPrompt):
+            opening = await served.tokenizer.opening(tokens)
+        after = _grammar_after(request.format, opening, served.tokenizer)
+        own = msgspec.structs.replace(sampling, grammar_after=after)
         for _ in range(request.answers):
             number = len(calls)
             generation = Generation(
@@ -77,7 +85,7 @@ async def prepare(
                 ),
                 eos=served.tokenizer.eos_token_ids,
                 # Each answer its own random stream, all told by the one seed.
-                sampling=_own_seed(sampling, number),
+                sampling=_own_seed(own, number),
                 traits=request_traits(sampling, seed_set=request.sampling.seed is not None),
                 caller=caller,
                 priority=_priority(request.priority, caller),
@@ -89,6 +97,8 @@ async def prepare(
                     stops=request.stops,
                     chat=isinstance(prompt, ChatPrompt),
                     continues=isinstance(prompt, ChatPrompt) and prompt.continues,
+                    opening=opening,
+                    enforced=request.format is not None,
                     tools=prompt.tools if isinstance(prompt, ChatPrompt) else (),
                     must_call=isinstance(prompt, ChatPrompt) and prompt.must_call,
                     one_call=request.one_call,
@@ -156,6 +166,23 @@ async def _grammar(asked: JsonFormat | None, capabilities: Capabilities) -> str 
             "this model's tokenizer does not allow an enforced response format", param=asked.param
         )
     return await asyncio.to_thread(of_schema, asked.schema, asked.param)
+
+
+def _grammar_after(asked: JsonFormat | None, opening: str, tokenizer: Tokenizer) -> list[int]:
+    """Where a grammar begins: behind the reasoning that the prompt has opened.
+
+    Raises:
+        BadRequest: the prompt has opened a part whose end this model does not mark.
+    """
+    if asked is None or opening == CONTENT:
+        return []
+    if opening != REASONING or not tokenizer.markup.reasoning_end:
+        raise BadRequest(
+            "this model's answers begin with a part of their own, behind which no format can "
+            "be enforced",
+            param=asked.param,
+        )
+    return list(tokenizer.markup.reasoning_end)
 
 
 async def prompt_tokens(prompt: Prompt, served: Served) -> Sequence[int]:

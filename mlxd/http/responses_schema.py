@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from mlxd.errors import BadRequest
 from mlxd.http.described import ResponsesInput, ResponsesTools, ToolChoice
+from mlxd.http.formats import TextFormat, only_format
 from mlxd.http.parts import Effort, Metadata, Part, effort_kwargs, offered, validate
 from mlxd.http.requests import ChatPrompt, Limit, SamplingRequest, TextRequest
 from mlxd.http.responses_input import parse_input
@@ -24,15 +25,6 @@ class ReasoningOptions(Part):
     """`reasoning`; a summary is never made, as the reasoning itself is shown."""
 
     effort: Effort | None = None
-
-
-class TextFormat(Part):
-    """`text.format`; enforced formats are refused, not ignored."""
-
-    type: Annotated[
-        Literal["text"],
-        offered(lambda kind: kind not in ("json_object", "json_schema"), "structured output"),
-    ]
 
 
 class TextOptions(Part):
@@ -133,7 +125,7 @@ def responses_request(body: ResponsesBody, before: tuple[dict[str, Any], ...]) -
         limit=None
         if body.max_output_tokens is None
         else Limit(body.max_output_tokens, "max_output_tokens"),
-        format=choice.format,
+        format=only_format(body.text.format.enforced, choice.format),
         stops=(),
         stream=body.stream,
         priority=body.priority,

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from mlxd.errors import BadRequest
 from mlxd.http.described import ChatMessages, ChatTools, Prompts, Stops, ToolChoice
-from mlxd.http.formats import ResponseFormat
+from mlxd.http.formats import ResponseFormat, only_format
 from mlxd.http.messages import parse_messages
 from mlxd.http.parts import (
     Effort,
@@ -250,11 +250,9 @@ def parse_chat(body: Mapping[str, Any]) -> TextRequest:
         must_call=choice.required,
     )
     request = parsed.request(prompt, logprobs=parsed.top_logprobs if parsed.logprobs else None)
-    if choice.required and request.format is not None:
-        raise BadRequest("an enforced tool_choice leaves no response_format", param="tool_choice")
     return replace(
         request,
-        format=choice.format or request.format,
+        format=only_format(request.format, choice.format),
         one_call=not parsed.parallel_tool_calls,
     )
 

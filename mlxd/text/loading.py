@@ -90,6 +90,7 @@ def find_markup(wrapper: TokenizerWrapper) -> Markup:
         parser=wrapper.tool_parser,
         takes_tools=_takes_tools(wrapper),
         opening=_Opening(wrapper) if reasoning.marks_anything else None,
+        reasoning_end=tuple(wrapper.think_end_tokens or ()),
     )
 
 

@@ -41,6 +41,8 @@ class Markup:
     takes_tools: bool = False
     #: The part in which an answer to these prompt tokens begins; costs a search of them.
     opening: Callable[[Sequence[int]], str] | None = None
+    #: The tokens that end the reasoning; none = it has no such end.
+    reasoning_end: tuple[int, ...] = ()
 
     def machine(self, *, with_calls: bool) -> Machine | None:
         """What takes an answer apart; None = all of it is content."""

@@ -23,7 +23,7 @@ from mlxd.text.loading import (
     is_jinja,
     load_wrapper,
 )
-from mlxd.text.markup import Markup
+from mlxd.text.markup import CONTENT, Markup
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper  # noqa: TID251 - its type only
@@ -134,6 +134,12 @@ class Tokenizer:
         """
         kwargs = dict(chat_template_kwargs or {})
         return await self.run(self._encode_chat, messages, tools, kwargs, continues=continues)
+
+    async def opening(self, prompt: Sequence[int]) -> str:
+        """The part in which the answer to a conversation's tokens begins."""
+        if self.markup.opening is None:
+            return CONTENT
+        return await self.run(self.markup.opening, prompt)
 
     async def decode(self, tokens: Sequence[int]) -> str:
         """Text of these tokens, special ones included."""

@@ -260,6 +260,16 @@ class TestTokens:
         with pytest.raises(EngineFailed, match="NaN in the logits"):
             await anext(ticket)
 
+    async def test_a_format_that_cannot_be_followed_is_the_requests_own_fault(self, admitted):
+        """Not the engine's: 400, as when it is seen before."""
+        bench = Bench(terms())
+        (ticket,) = await admitted(bench, "a")
+        bench.start(ticket)
+        bench.finish(ticket, FinishReason.FORMAT, error="the response format cannot be followed")
+
+        with pytest.raises(BadRequest, match="cannot be followed"):
+            await anext(ticket)
+
 
 class TestEnds:
     async def test_stop_string_ends_the_row_and_counts_up_to_it(self):

@@ -95,6 +95,22 @@ class TestConstraint:
                 fresh.advance(token)
             assert next_of(constraint) == next_of(fresh)
 
+    def test_it_begins_behind_the_end_of_the_reasoning(self, constraints: Constraints) -> None:
+        """Anything may come before, but the answer's end; going back leads out of it again."""
+        constraint = constraints.of(GRAMMAR, [EOS], after=tokens("=>"))
+        free = set(range(32 * -(-VOCAB // 32))) - {EOS}
+        for written in ("", "{{=", '{{=>{"name":"x', "a{", "=>", '=>{"nam', "=x", "=>=>"):
+            constraint.follow(tokens(written))
+            _thought, begun, document = written.partition("=>")
+            expected = constraints.of(GRAMMAR, [EOS])
+            expected.follow(tokens(document))
+            assert (constraint.error is None) == (expected.error is None)
+            if not begun:
+                assert next_of(constraint) >= free & set(range(VOCAB))
+                assert EOS not in next_of(constraint)
+            elif expected.error is None:
+                assert next_of(constraint) == next_of(expected)
+
     def test_a_token_that_the_grammar_forbids_is_an_error_that_stays(
         self, constraints: Constraints
     ) -> None:
@@ -171,6 +187,24 @@ def test_rows_with_and_without_grammars_run_together_as_they_do_alone(model: Loa
     assert {batch.finished[n].reason for n in (1, 3, 5)} <= {FinishReason.LENGTH, FinishReason.STOP}
 
 
+def test_both_lanes_think_before_the_grammar_begins(model: LoadedModel) -> None:
+    """The same thoughts, and then the same document."""
+    end = tokens("~")
+    bias = {end[0]: 4.0}  # so that it comes soon
+    sampling = Sampling(
+        seed=3, temperature=1.0, grammar=GRAMMAR, grammar_after=end, logit_bias=bias, logprobs=0
+    )
+    batch, serial = Engine(model, width=4), Engine(model)
+    for engine, lane in ((batch, Lane.BATCH), (serial, Lane.SERIAL)):
+        engine.submit(0, prompt(10, 3), 200, sampling=sampling, lane=lane, eos=[EOS])
+        engine.run()
+    assert batch.tokens == serial.tokens
+    thought, _end, document = text(batch.tokens[0]).partition("~")
+    assert thought
+    assert set(json.loads(document)) == {"name", "even"}
+    assert batch.finished[0].reason is serial.finished[0].reason is FinishReason.STOP
+
+
 def test_a_grammar_that_cannot_be_built_fails_its_own_row_only(model: LoadedModel) -> None:
     """The daemon checks grammars, but nobody else depends on that, nor does the engine's life."""
     engine = Engine(model)
@@ -183,5 +217,5 @@ def test_a_grammar_that_cannot_be_built_fails_its_own_row_only(model: LoadedMode
     assert not engine.scheduler.broken
     assert engine.finished[0].reason is FinishReason.LENGTH
     for number in range(1, 2 + FAILED_STEPS):
-        assert engine.finished[number].reason is FinishReason.ERROR
+        assert engine.finished[number].reason is FinishReason.FORMAT
         assert "response format" in (engine.finished[number].error or "")

@@ -124,6 +124,46 @@ async def test_the_events_of_a_stream_come_in_their_order(
     assert deltas.count("input_json_delta") == 2  # each call whole, in one
 
 
+async def streamed(client: anthropic.AsyncAnthropic, **options: Any) -> anthropic.types.Message:
+    """The same as `asked`, streamed and put together by the client."""
+    given: Any = {"model": MODEL, "messages": ASK, "max_tokens": 200, "tools": TOOLS, **options}
+    async with client.messages.stream(**given) as stream:
+        message: anthropic.types.Message = await stream.get_final_message()
+    return message
+
+
+@pytest.mark.parametrize("thinking", [None, {"type": "disabled"}])
+@pytest.mark.parametrize("ask", [asked, streamed])
+async def test_thoughts_that_nobody_asked_for_are_in_no_block(
+    client: anthropic.AsyncAnthropic,
+    gateway: FakeGateway,
+    marked: Tokenizer,
+    ask: Any,
+    thinking: Any,
+) -> None:
+    """Of a model that thinks all the same, also in between; they count as output."""
+    thought = "<think>\nI must look.\n</think>\n\n"
+    tokens = await marked.encode(f"{thought}A moment. {thought}Yet another.\n{CALL}")
+    gateway.script = says(tokens)
+    message = await ask(client, **({} if thinking is None else {"thinking": thinking}))
+    assert [block.type for block in message.content] == ["text", "tool_use"]
+    assert message.content[0].text == "A moment. Yet another."
+    assert message.usage.output_tokens == len(tokens) + 1
+
+
+@pytest.mark.parametrize("ask", [asked, streamed])
+async def test_a_display_that_omits_thoughts_leaves_their_signature(
+    client: anthropic.AsyncAnthropic, ask: Any
+) -> None:
+    """With which the block can be sent back."""
+    (shown, *_), (omitted, *_) = [
+        (await ask(client, thinking=THINK | display)).content
+        for display in ({"display": "summarized"}, {"display": "omitted"})
+    ]
+    assert (shown.thinking, omitted.thinking) == ("I must look.", "")
+    assert omitted.signature == shown.signature
+
+
 async def test_usage_tells_read_and_cached_tokens_apart(
     client: anthropic.AsyncAnthropic, gateway: FakeGateway
 ) -> None:
@@ -266,7 +306,13 @@ async def test_tokens_are_counted_without_generating(
         ({"tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
         ({"tool_choice": {"type": "any"}, "tools": []}, "tool_choice"),
         ({"thinking": {"type": "hard"}}, "thinking.type"),
-        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "banana"}}}},
+            "output_config.format.schema",
+        ),
+        ({"tools": [{"type": ["custom"], "name": "f"}]}, "tools[0].type"),
+        ({"thinking": {"type": "enabled", "display": "all"}}, "thinking.display"),
         ({"extra_body": {"temperature": -1}}, "temperature"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"metadata": {"user_id": "x" * 513}}, "metadata.user_id"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from mlxd.errors import BadRequest
-from mlxd.http.body import parse_object
+from mlxd.http.body import MAX_LEVELS, parse_object, to_json
+from mlxd.http.envelope import error_body
 from mlxd.http.requests import ChatPrompt, TextPrompt, TokenPrompt
 from mlxd.http.schema import parse_chat, parse_completion
 
@@ -350,6 +352,48 @@ def test_a_body_that_is_not_one_plain_json_object_is_refused(data: bytes) -> Non
         parse_object(data)
 
 
-def test_numbers_too_large_for_a_float_are_refused() -> None:
-    """They parse to infinity."""
-    assert refusal(CHAT | parse_object(b'{"temperature": 1e999}')).param == "temperature"
+@pytest.mark.parametrize("number", [b"1e999", b"-1e400", b"9" * 400 + b".5", b"9" * 5000])
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'{"temperature": %s}', "temperature"),
+        (b'{"messages": [{"content": []}, {"x": [1, {"y": %s}]}]}', "messages[1].x[1].y"),
+        (
+            b'{"response_format": {"json_schema": {"schema": {"maximum": %s}}}}',
+            "response_format.json_schema.schema.maximum",
+        ),
+    ],
+    ids=["field", "message", "schema"],
+)
+def test_numbers_beyond_a_float_are_refused_by_name(number: bytes, body: bytes, param: str) -> None:
+    """They would be infinite here, and something else elsewhere."""
+    with pytest.raises(BadRequest) as caught:
+        parse_object(body % number)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b'{"\\ud83d": 1, "\\ud83d": 2}', b'{"a": 1e999, "b": ' + b"[" * 5000, b'{"a": 1e999,}'],
+    ids=["twice half a surrogate pair", "and too deep", "and not JSON"],
+)
+def test_what_is_wrong_in_two_ways_is_refused_in_words_that_can_be_sent(data: bytes) -> None:
+    """An error is an answer, too."""
+    with pytest.raises(BadRequest) as caught:
+        parse_object(data)
+    to_json(error_body(caught.value))
+
+
+def test_a_body_is_nested_as_deep_as_its_readers_can_follow() -> None:
+    """Templates, schemas and JSON again are recursive."""
+
+    def nested(levels: int) -> bytes:
+        return b'{"a": ' + b"[" * (levels - 1) + b"]" * (levels - 1) + b"}"
+
+    assert parse_object(nested(MAX_LEVELS))
+    with pytest.raises(BadRequest, match="levels deep"):
+        parse_object(nested(MAX_LEVELS + 1))
+    deep = json.dumps({"a": json.loads(nested(MAX_LEVELS))})
+    calls = [{"function": {"name": "f", "arguments": deep}}]
+    (message,) = messages_of({"role": "assistant", "tool_calls": calls})
+    assert message["tool_calls"][0]["function"]["arguments"] == deep, "the text that it was"

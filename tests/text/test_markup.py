@@ -256,6 +256,13 @@ async def test_control_tokens_in_a_users_text_are_text(starter_path: Path) -> No
     tokenizer.close()
 
 
+async def test_control_tokens_in_a_plain_prompt_are_control_tokens(starter_path: Path) -> None:
+    """Who sends one has made the template's work his own."""
+    tokenizer = await Tokenizer.load(starter_path, trust_remote_code=False)
+    assert await tokenizer.strings(await tokenizer.encode("<|im_start|>")) == ["<|im_start|>"]
+    tokenizer.close()
+
+
 async def test_a_template_runs_in_a_sandbox(starter_path: Path, tmp_path: Path) -> None:
     """It comes with a download: it reaches nothing of Python."""
     evil = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
