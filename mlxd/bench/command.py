@@ -17,10 +17,11 @@ import aiohttp
 from rich.console import Console
 
 from mlxd.bench import facts, report, servers, startup
+from mlxd.bench.catalogue import SCENARIOS, STARTUP, Scenario
 from mlxd.bench.figures import Figures, Metric
 from mlxd.bench.load import Client, RequestFailed
 from mlxd.bench.report import Report, Result
-from mlxd.bench.scenarios import SCENARIOS, STARTUP, Amount, Scenario
+from mlxd.bench.scenarios import Amount
 from mlxd.bench.servers import LAUNCHERS, ServerFailed
 from mlxd.config import ServerSettings, cache_dir
 from mlxd.wire import Blas
@@ -163,16 +164,20 @@ class Bench:
     async def _compare(self, name: str, scenario: Scenario) -> list[Result]:
         """Runs on all servers in turn, so that what the machine does meanwhile hits all alike."""
         options = self._options
-        runs: dict[str, list[dict[Metric, float]]] = {server: [] for server in options.servers}
+        runs: dict[str, list[dict[Metric, float]]] = {
+            server: []
+            for server in options.servers
+            if not scenario.servers or server in scenario.servers
+        }
         for number in range(1, options.runs + 1):
-            for server in options.servers:
+            for server, done in runs.items():
                 self._tell(f"{name}, run {number} of {options.runs}, {server}")
-                runs[server].append(dict(await self._once(server, scenario)))
+                done.append(dict(await self._once(server, scenario)))
         return [Result(name, scenario.about, server, done) for server, done in runs.items()]
 
     async def _once(self, server_name: str, scenario: Scenario) -> Figures:
         """One run on a server of its own: no cache and no heat of an earlier one."""
-        launch = LAUNCHERS[server_name](self._folder, self._scratch)
+        launch = LAUNCHERS[server_name](self._folder, self._scratch, scenario.needs)
         # A connection for each request, on both: mlx_lm.server does not keep them.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         async with (

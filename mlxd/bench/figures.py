@@ -12,7 +12,7 @@ from mlxd.bench.load import Answer, Window
 
 
 class Metric(StrEnum):
-    """What a scenario measures. Times are seconds."""
+    """What a scenario measures. Times are seconds, factors and shares numbers."""
 
     TOKENS_PER_SECOND = "tokens_per_second"
     TTFT_P50 = "ttft_p50"
@@ -21,6 +21,19 @@ class Metric(StrEnum):
     GAP_P99 = "gap_p99"
     LARGEST_GAP = "largest_gap"
     LONG_TTFT = "long_ttft"
+    QUIET_GAP_P50 = "quiet_gap_p50"
+    QUIET_GAP_P99 = "quiet_gap_p99"
+    BESIDE_GAP_P50 = "beside_gap_p50"
+    BESIDE_GAP_P99 = "beside_gap_p99"
+    GAP_FACTOR = "gap_factor"  # beside by quiet: p99 in prefill, p50 in decoding
+    PREFILL_SHARE = "prefill_share"  # speed of the joining prompt by what it is alone
+    COLD_TTFT = "cold_ttft"
+    WARM_TTFT = "warm_ttft"
+    WARM_SHARE = "warm_share"
+    IDLE_TTFT = "idle_ttft"
+    FAIR_TTFT = "fair_ttft"
+    ARRIVAL_TTFT = "arrival_ttft"
+    LEAVE_GAP = "leave_gap"
     LISTENING = "listening"
     READY = "ready"
     RESIDENT_BYTES = "resident_bytes"

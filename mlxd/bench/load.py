@@ -23,12 +23,22 @@ class RequestFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """A message that stands before a request's own."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One chat request."""
 
     prompt: str
     max_tokens: int
     sampling: Mapping[str, Any]
+    before: Sequence[Turn] = ()  # earlier messages
+    key: str | None = None  # whose it is, where the server knows keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +50,7 @@ class Answer:
     ended: float
     completion_tokens: int  # as the server counts: an end-of-sequence token included
     prompt_tokens: int | None  # None: the server told no usage
+    text: str = ""
 
     @property
     def ttft(self) -> float | None:
@@ -80,10 +91,11 @@ class Client:
     async def _ask(self, request: Request, on_text: Callable[[], None] | None) -> Answer:
         sent = self._clock()
         deltas: list[float] = []
+        texts: list[str] = []
         usage: dict[str, Any] | None = None
         timeout = aiohttp.ClientTimeout(total=None, sock_read=SILENCE)
         async with self._session.post(
-            self._url, json=self._body(request), timeout=timeout
+            self._url, json=self._body(request), timeout=timeout, headers=_headers(request)
         ) as response:
             if response.status != 200:
                 raise RequestFailed(f"status {response.status}: {(await response.text())[:500]}")
@@ -91,7 +103,8 @@ class Client:
                 if "error" in chunk:
                     raise RequestFailed(f"the stream ended with an error: {chunk['error']}")
                 usage = chunk.get("usage") or usage
-                if _has_text(chunk):
+                if text := _text(chunk):
+                    texts.append(text)
                     deltas.append(self._clock())
                     if on_text is not None:
                         on_text()
@@ -101,12 +114,16 @@ class Client:
             ended=self._clock(),
             completion_tokens=len(deltas) if usage is None else int(usage["completion_tokens"]),
             prompt_tokens=None if usage is None else int(usage["prompt_tokens"]),
+            text="".join(texts),
         )
 
     def _body(self, request: Request) -> dict[str, Any]:
         return {
             "model": self._model,
-            "messages": [{"role": "user", "content": request.prompt}],
+            "messages": [
+                *({"role": turn.role, "content": turn.content} for turn in request.before),
+                {"role": "user", "content": request.prompt},
+            ],
             "max_tokens": request.max_tokens,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -126,9 +143,13 @@ async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, A
     raise RequestFailed("the stream was cut short")
 
 
-def _has_text(chunk: Mapping[str, Any]) -> bool:
+def _headers(request: Request) -> Mapping[str, str]:
+    return {} if request.key is None else {"authorization": f"Bearer {request.key}"}
+
+
+def _text(chunk: Mapping[str, Any]) -> str:
     deltas = [choice.get("delta") or {} for choice in chunk.get("choices") or ()]
-    return any(delta.get(name) for delta in deltas for name in TEXTS)
+    return "".join(delta.get(name) or "" for delta in deltas for name in TEXTS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,11 @@ def mixed_open(random: Random) -> Mapping[str, Any]:
     }
 
 
+def wide(_: Random) -> Mapping[str, Any]:
+    """Temperature and top_p as they are most often sent, the same for all."""
+    return {"temperature": 0.7, "top_p": 0.95}
+
+
 def penalised(random: Random) -> Mapping[str, Any]:
     """What `mixed` sends, with penalties and a bias of its own."""
     return {

@@ -71,6 +71,10 @@ def _rate(value: float) -> str:
     return f"{value:.1f}"
 
 
+def _factor(value: float) -> str:
+    return f"{value:.2f}"
+
+
 def _mebibytes(value: float) -> str:
     return f"{value / 2**20:.0f} MiB"
 
@@ -86,6 +90,25 @@ LONG_JOIN = (
     Column("largest gap of the streams", Metric.LARGEST_GAP, seconds, ratio=True),
     Column("TTFT of the long prompt", Metric.LONG_TTFT, seconds, ratio=True),
 )
+BESIDE = (
+    Column("quiet gap p50", Metric.QUIET_GAP_P50, seconds),
+    Column("p99", Metric.QUIET_GAP_P99, seconds),
+    Column("gap beside p50", Metric.BESIDE_GAP_P50, seconds),
+    Column("p99", Metric.BESIDE_GAP_P99, seconds),
+    Column("times quiet", Metric.GAP_FACTOR, _factor, ratio=True),
+    Column("prefill of lone", Metric.PREFILL_SHARE, _factor, ratio=True),
+)
+REPEATED = (
+    Column("TTFT cold", Metric.COLD_TTFT, seconds, ratio=True),
+    Column("TTFT warm", Metric.WARM_TTFT, seconds, ratio=True),
+    Column("of cold", Metric.WARM_SHARE, _factor),
+)
+FLOOD = (
+    Column("TTFT p50 idle", Metric.IDLE_TTFT, seconds),
+    Column("in the flood", Metric.FAIR_TTFT, seconds),
+    Column("in arrival order", Metric.ARRIVAL_TTFT, seconds),
+    Column("between leaves p50", Metric.LEAVE_GAP, seconds),
+)
 STARTUP = (
     Column("listening after", Metric.LISTENING, seconds),
     Column("ready after", Metric.READY, seconds),
@@ -96,9 +119,12 @@ STARTUP = (
 )
 
 
+TABLES = (LOAD, LONG_JOIN, BESIDE, REPEATED, FLOOD, STARTUP)
+
+
 def sections(report: Report) -> list[Section]:
     """The tables that have rows."""
-    made = [_section(report.results, columns) for columns in (LOAD, LONG_JOIN, STARTUP)]
+    made = [_section(report.results, columns) for columns in TABLES]
     return [section for section in made if section.rows]
 
 

@@ -11,7 +11,10 @@ from typing import Any
 from mlxd.bench import prompts
 from mlxd.bench.figures import Figures, Metric, largest_gap, of_window
 from mlxd.bench.load import Answer, Client, Request, RequestFailed, closed_loop, together
+from mlxd.bench.servers import NOTHING, Needs
 
+#: The most likely token, always.
+GREEDY: Mapping[str, Any] = {"temperature": 0.0}
 #: Words of the prompt that joins running streams.
 LONG_WORDS = 2500
 
@@ -32,6 +35,8 @@ class ClosedLoop:
     clients: int
     sampling: Callable[[Random], Mapping[str, Any]]
     max_tokens: int = 48
+    needs: Needs = NOTHING
+    servers: Sequence[str] = ()  # those that can do it; empty = all
 
     def scripts(self, amount: Amount) -> list[list[Request]]:
         """Each client's requests; equal for equal seeds."""
@@ -68,6 +73,8 @@ class LongJoin:
     long_tokens: int = 16
     #: Deltas that every stream has had when the long prompt is sent.
     running_from: int = 8
+    needs: Needs = NOTHING
+    servers: Sequence[str] = ()
 
     async def run(self, client: Client, amount: Amount) -> Figures:
         """One run: after a short warm-up, one long request.
@@ -81,7 +88,7 @@ class LongJoin:
         await together([client.ask(self._request(text, 8)) for text in warm_up])
         long = self._request(prompts.long_prompt(random, self.long_words), self.long_tokens)
         streams = [self._request(text, self.stream_tokens) for text in counted]
-        answers, joined = await self._join(client, streams, long)
+        answers, joined = await running_streams(client, streams, long, self.running_from)
         if joined.ttft is None:
             raise RequestFailed("the long prompt got no text")
         try:
@@ -90,27 +97,33 @@ class LongJoin:
             raise RequestFailed(f"before the long prompt was sent, {error}") from error
         return {Metric.LARGEST_GAP: stall, Metric.LONG_TTFT: joined.ttft}
 
-    async def _join(
-        self, client: Client, streams: Sequence[Request], long: Request
-    ) -> tuple[list[Answer], Answer]:
-        running = [_Running(self.running_from) for _ in streams]
-
-        async def stream(request: Request, state: _Running) -> Answer:
-            try:
-                return await client.ask(request, state.on_text)
-            finally:
-                state.reached.set()  # nobody need wait for one that has ended
-
-        async def join() -> Answer:
-            for state in running:
-                await state.reached.wait()
-            return await client.ask(long)
-
-        *answers, joined = await together([*map(stream, streams, running), join()])
-        return answers, joined
-
     def _request(self, text: str, max_tokens: int) -> Request:
-        return Request(text, max_tokens, {"temperature": 0.0})
+        return Request(text, max_tokens, GREEDY)
+
+
+async def running_streams(
+    client: Client, streams: Sequence[Request], joining: Request, running_from: int
+) -> tuple[list[Answer], Answer]:
+    """Start the streams, and send one more request when each has had so many texts.
+
+    Raises:
+        RequestFailed: any of them failed.
+    """
+    running = [_Running(running_from) for _ in streams]
+
+    async def stream(request: Request, state: _Running) -> Answer:
+        try:
+            return await client.ask(request, state.on_text)
+        finally:
+            state.reached.set()  # nobody need wait for one that has ended
+
+    async def join() -> Answer:
+        for state in running:
+            await state.reached.wait()
+        return await client.ask(joining)
+
+    *answers, joined = await together([*map(stream, streams, running), join()])
+    return answers, joined
 
 
 class _Running:
@@ -126,20 +139,18 @@ class _Running:
             self.reached.set()
 
 
-Scenario = ClosedLoop | LongJoin
-
 MIXED = ClosedLoop(
     "16 clients, each request with its own temperature, top_p and top_k", 16, prompts.mixed
 )
-SCENARIOS: Mapping[str, Scenario] = {
+PLAIN: Mapping[str, ClosedLoop | LongJoin] = {
     "mixed": MIXED,
     "mixed-open": ClosedLoop("the same with no top_k", 16, prompts.mixed_open),
+    "wide": ClosedLoop("16 clients, temperature 0.7, top_p 0.95, no top_k", 16, prompts.wide),
     "penalties": ClosedLoop(
         "the first with penalties and a logit_bias of its own", 16, prompts.penalised
     ),
     "greedy": ClosedLoop("16 clients, temperature 0", 16, prompts.greedy),
     "single": ClosedLoop("one client, temperature 0", 1, prompts.greedy),
+    "crowd": ClosedLoop("64 clients on 16 rows, temperature 0", 64, prompts.greedy),
     "long-join": LongJoin(f"a prompt of {LONG_WORDS:,} words joins four running streams"),
 }
-#: Measures the daemon's own start; there is nothing to compare it with.
-STARTUP = "startup"

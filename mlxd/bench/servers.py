@@ -24,6 +24,8 @@ from mlxd.wire import Blas
 HOST = "127.0.0.1"
 #: The daemon's id of the model.
 MODEL = "bench"
+#: Of a daemon on loopback that lives as long as one run.
+TOKEN = "bench-admin-token"
 #: Rows that both servers decode together.
 WIDTH = 16
 #: Seconds: for a model to load and warm up; between two looks; for a server to end when asked.
@@ -51,6 +53,14 @@ class _Status(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
+class Needs:
+    """What a scenario asks of mlxd beyond its defaults."""
+
+    batch: str = ""  # lines of the model's batch table
+    keys: Sequence[str] = ()  # of callers, each its own name; none = open to every caller
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """How to start a server, on a port that is free now."""
 
@@ -60,6 +70,7 @@ class Launch:
     port: int
     ready_path: str  # answers 200 when requests can be sent
     model: str  # what requests name
+    token: str | None = None  # for the admin API
 
     @property
     def url(self) -> str:
@@ -75,18 +86,26 @@ class Server:
     process: Process
 
 
+NOTHING = Needs()
 #: Makes a launch for a model folder; the second folder is for files that the server needs.
-Launcher = Callable[[Path, Path], Launch]
+Launcher = Callable[[Path, Path, Needs], Launch]
 
 
-def mlxd(folder: Path, scratch: Path) -> Launch:
-    """This daemon with its defaults, as a user would start it."""
+def mlxd(folder: Path, scratch: Path, needs: Needs = NOTHING) -> Launch:
+    """This daemon with its defaults, as a user would start it, but for what is needed."""
     port = free_port()
     config = scratch / f"mlxd-{port}.toml"
+    guarded = ""
+    if needs.keys:
+        keys, token = scratch / f"keys-{port}", scratch / f"token-{port}"
+        _write_secret(keys, "".join(f"{key}:{key}\n" for key in needs.keys))
+        _write_secret(token, f"{TOKEN}\n")
+        guarded = f'api_keys_file = "{keys}"\n\n[admin]\ntoken_file = "{token}"\n'
     # JSON strings are TOML strings.
     config.write_text(
-        f'[server]\nlisten = "{HOST}:{port}"\n\n'
-        f"[models.{MODEL}]\nsource = {json.dumps(str(folder))}\nbatch.width = {WIDTH}\n"
+        f'[server]\nlisten = "{HOST}:{port}"\n{guarded}\n'
+        f"[models.{MODEL}]\nsource = {json.dumps(str(folder))}\n\n"
+        f"[models.{MODEL}.batch]\nwidth = {WIDTH}\n{needs.batch}\n"
     )
     return Launch(
         name="mlxd",
@@ -95,10 +114,11 @@ def mlxd(folder: Path, scratch: Path) -> Launch:
         port=port,
         ready_path="/readyz",
         model=MODEL,
+        token=TOKEN if needs.keys else None,
     )
 
 
-def mlx_lm(folder: Path, _scratch: Path) -> Launch:
+def mlx_lm(folder: Path, _scratch: Path, _needs: Needs = NOTHING) -> Launch:
     """mlx-lm's server with its defaults, as many rows, and the BLAS that mlxd gives its engines."""
     port = free_port()
     arguments = ("--model", str(folder), "--host", HOST, "--port", str(port))
@@ -129,6 +149,11 @@ def engine_environment() -> dict[str, str]:
 def _own_environment() -> dict[str, str]:
     # Settings for the user's daemon would change what is measured, or refuse the start.
     return {name: value for name, value in os.environ.items() if not name.startswith("MLXD_")}
+
+
+def _write_secret(path: Path, text: str) -> None:
+    path.touch(mode=0o600)
+    path.write_text(text)
 
 
 def free_port() -> int:
@@ -230,7 +255,9 @@ async def mapped_blas(server: Server, session: aiohttp.ClientSession) -> Blas | 
         msgspec.ValidationError: the daemon's status is of another version.
     """
     if server.launch.name == "mlxd":
-        async with session.get(f"{server.launch.url}/admin/status") as response:
+        token = server.launch.token
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        async with session.get(f"{server.launch.url}/admin/status", headers=headers) as response:
             status = msgspec.json.decode(await response.read(), type=_Status)
         engine = status.models[0].engine
         return None if engine is None else engine.blas

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlxd.bench import command
-from mlxd.bench.scenarios import SCENARIOS, STARTUP
+from mlxd.bench.catalogue import SCENARIOS, STARTUP
 
 
 def test_without_options_everything_runs_three_times() -> None:

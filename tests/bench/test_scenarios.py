@@ -12,9 +12,10 @@ from aiohttp import web
 from pytest_aiohttp.plugin import AiohttpServer
 
 from mlxd.bench import prompts
+from mlxd.bench.catalogue import SCENARIOS
 from mlxd.bench.figures import Figures, Metric
 from mlxd.bench.load import Client, RequestFailed
-from mlxd.bench.scenarios import SCENARIOS, Amount, ClosedLoop, LongJoin
+from mlxd.bench.scenarios import Amount, ClosedLoop, LongJoin
 from tests.bench.test_load import DONE, delta
 
 AMOUNT = Amount(requests=5, seed=1)

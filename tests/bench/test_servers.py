@@ -73,6 +73,17 @@ def test_the_daemon_gets_a_file_that_it_accepts(
     assert settings.server.listen == f"{HOST}:{made.port}"
 
 
+def test_what_a_scenario_needs_is_in_the_file(tmp_path: Path) -> None:
+    """Settings of the batch, and callers with keys, which only their files know."""
+    needs = servers.Needs('pacing = "latency"', keys=("calm-key", "flood-key"))
+    made = servers.mlxd(tmp_path, tmp_path, needs)
+    settings = config.load(Path(made.command[-1]), made.environment)
+    assert settings.models[made.model].batch.pacing == "latency"
+    assert settings.server.api_keys_file is not None
+    assert settings.server.api_keys_file.find("flood-key") is not None
+    assert made.token is not None
+
+
 def test_both_servers_get_the_same_model_and_width(tmp_path: Path) -> None:
     """The width of the one is the concurrency of the other."""
     command = list(servers.mlx_lm(tmp_path, tmp_path).command)
