@@ -10,8 +10,10 @@ from pydantic import BaseModel
 from mlxd.config import Settings
 from mlxd.errors import ConfigError
 
-#: Model keys that requests are served under; every other key is the engine's.
+#: Model keys and tables that requests are served under; every other key is the engine's.
 LIVE_MODEL_KEYS = frozenset({"aliases", "sampling", "batch", "policy"})
+#: Keys of these that are the engine's all the same.
+ENGINE_KEYS = frozenset({"batch.kv_bits"})
 #: Keys that are used once, at start.
 FIXED_KEYS = frozenset(
     {
@@ -130,4 +132,4 @@ def changed_keys(old: BaseModel, new: BaseModel, above: str = "") -> Iterator[st
 
 
 def _is_live(key: str) -> bool:
-    return key.partition(".")[0] in LIVE_MODEL_KEYS
+    return key.partition(".")[0] in LIVE_MODEL_KEYS and key not in ENGINE_KEYS

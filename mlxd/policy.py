@@ -73,6 +73,11 @@ def request_traits(
     return frozenset(trait for trait, present in found.items() if present)
 
 
+def model_traits(capabilities: Capabilities) -> frozenset[str]:
+    """Traits that a model gives to all its requests."""
+    return frozenset({"kv_quant"} if capabilities.kv_bits else ())
+
+
 def decide(
     traits: Set[str], policy: PolicySettings, width: int, capabilities: Capabilities
 ) -> Take | Reject:

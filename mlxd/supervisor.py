@@ -205,7 +205,10 @@ class Supervisor:
             settings = patched(now.settings, host.id, table, changes)
             if replaced := diff(now.settings, settings, now.file).replace.get(host.id):
                 raise ConfigError(
-                    [f"{key}: only a reload of the file can change it" for key in replaced]
+                    [
+                        f"models.{host.id}.{key}: only a reload of the file can change it"
+                        for key in replaced
+                    ]
                 )
             self._fleet.swap(settings, {})
             log.info("changed live", model=host.id, table=table, changes=dict(changes))

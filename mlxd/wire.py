@@ -93,6 +93,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     batch: BatchTuning
     attention: str = "auto"  # | "fused"
     kernels: str = "native"  # | "portable"
+    kv_bits: int = 0  # of full attention's keys and values: 8, 4, or 0 = as computed
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -178,6 +179,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     structured: bool = False  # whether either lane can follow a grammar
     # What a row costs: the tokens it can have at most, and its bytes; smallest first.
     row_bytes: list[tuple[int, int]] = []
+    # Bits of a number in the keys and values of full attention; 0 = as the model computes it.
+    kv_bits: int = 0
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

@@ -137,6 +137,23 @@ class TestValues:
         assert (models["b"].batch.width, models["b"].batch.queue) == (2, 9)
         assert models["a"].sampling.top_k == 5
 
+    @pytest.mark.parametrize("bits", [0, 8, 4])
+    def test_kv_bits_are_those_that_the_engine_has(self, read: Load, bits: int) -> None:
+        """From the file or a variable."""
+        name = "MLXD_MODELS__TINY__BATCH__KV_BITS"
+
+        assert read().models["tiny"].batch.kv_bits == 0
+        assert read(f"{MINIMAL}batch.kv_bits = {bits}\n").models["tiny"].batch.kv_bits == bits
+        assert read(MINIMAL, {name: str(bits)}).models["tiny"].batch.kv_bits == bits
+
+    @pytest.mark.parametrize("value", ["2", "16", "-8", "8.0", "true", "false", '"8"'])
+    def test_other_kv_bits_are_refused_by_name(self, problems: Problems, value: str) -> None:
+        """Nothing near them is taken for them."""
+        (problem,) = problems(f"{MINIMAL}batch.kv_bits = {value}\n")
+
+        assert "models.tiny.batch.kv_bits" in problem
+        assert "0, 8 or 4" in problem
+
     def test_an_answer_written_in_the_file_is_known_from_a_default(self, read: Load) -> None:
         """Only a "batch" that somebody wrote is worth a warning when it cannot be had."""
         policy = read(f'[defaults.policy]\nseed = "batch"\n{MINIMAL}').models["tiny"].policy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
 from mlxd.config import values
 from mlxd.config.secrets import OptionalKeys, OptionalToken
@@ -145,6 +145,16 @@ class SamplingSettings(Table):
     max_tokens: int | None = Field(None, ge=1)
 
 
+def _whole(value: object) -> object:
+    # A literal takes what is equal: 8.0, or false for 0.
+    if type(value) is not int:
+        raise ValueError("expected 0, 8 or 4")
+    return value
+
+
+KvBits = Annotated[Literal[0, 8, 4], BeforeValidator(_whole)]
+
+
 class BatchSettings(Table):
     """`[models.X.batch]`."""
 
@@ -153,6 +163,7 @@ class BatchSettings(Table):
     prefill_budget: int = Field(512, ge=16)
     pacing: Literal["balanced", "latency", "throughput"] = "balanced"
     queue: int = Field(256, ge=0)
+    kv_bits: KvBits = 0  # of full attention's keys and values; 0 = model precision
     prefix_cache: Size = Field(2**30, ge=0)
     kv_budget: SizeOrAuto = None  # bytes; None = a share of memory.budget
 

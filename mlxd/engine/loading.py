@@ -11,9 +11,9 @@ from typing import Any, cast
 import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
+from mlxd.engine.caches import REFUSALS, make_caches, why_not_quantised
 from mlxd.engine.constraint import Constraints
 from mlxd.engine.slots import LayerSpec, layout_of
 from mlxd.wire import Start
@@ -33,7 +33,7 @@ FALLBACK_CONTEXT = 8192
 #: Tokens of the call that shows what a model's caches look like.
 PROBE_TOKENS = 8
 #: Traits that this engine's batch lane can take with any model.
-BATCHABLE = ("seed", "logprobs", "penalties", "logit_bias", "structured")
+BATCHABLE = ("seed", "logprobs", "penalties", "logit_bias", "structured", "kv_quant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +49,19 @@ class LoadedModel:
     weight_bytes: int
     seconds: float
     constraints: Constraints | None = None  # None = no structured output, in either lane
+    kv_bits: int = 0  # of full attention's keys and values; 0 = model precision
+
+    def make_caches(self) -> list[Any]:
+        """Empty caches of a prompt, one per layer."""
+        return make_caches(self.model, self.kv_bits)
 
 
 def load(start: Start) -> LoadedModel:
     """Load the model of a `Start` frame into memory.
 
     Raises:
-        ValueError, FileNotFoundError: the folder holds no model that can be served.
+        ValueError, FileNotFoundError: the folder holds no model that can be served, or none
+            that can be with these `kv_bits`.
     """
     began = time.perf_counter()
     path = Path(start.model_path)
@@ -65,6 +71,9 @@ def load(start: Start) -> LoadedModel:
         model.set_dtype(dtype)
     mx.eval(model.parameters())
     caches, vocab_size, logits_dtype = _probe(model)
+    if start.kv_bits:
+        name = f"{path.name} ({config.get('model_type')})"
+        caches = _quantised(model, name, caches, start.kv_bits)
     return LoadedModel(
         model=model,
         vocab_size=vocab_size,
@@ -75,6 +84,7 @@ def load(start: Start) -> LoadedModel:
         constraints=Constraints.of_folder(path, vocab_size),
         weight_bytes=sum(array.nbytes for array in _weights(model).values()),
         seconds=time.perf_counter() - began,
+        kv_bits=start.kv_bits,
     )
 
 
@@ -97,7 +107,7 @@ def _probe(model: nn.Module) -> tuple[list[Any], int, mx.Dtype]:
     the process on a CPU. The largest embedding is the tokens'; smaller ones are
     of positions or types.
     """
-    caches = make_prompt_cache(model)
+    caches = make_caches(model, kv_bits=0)
     logits = model(mx.array([[0] * PROBE_TOKENS]), cache=caches)
     mx.eval(logits)
     embeddings = [
@@ -106,6 +116,28 @@ def _probe(model: nn.Module) -> tuple[list[Any], int, mx.Dtype]:
         if isinstance(module, (nn.Embedding, nn.QuantizedEmbedding))
     ]
     return caches, min(logits.shape[-1], max(embeddings, default=logits.shape[-1])), logits.dtype
+
+
+def _quantised(model: nn.Module, name: str, own: list[Any], kv_bits: int) -> list[Any]:
+    """The model's quantised caches after a few tokens.
+
+    Args:
+        own: those of model precision after a few tokens.
+
+    Raises:
+        ValueError: it cannot have them; says why.
+    """
+    reason = why_not_quantised(own)
+    caches = make_caches(model, kv_bits)
+    if reason is None:
+        try:
+            mx.eval(model(mx.array([[0] * PROBE_TOKENS]), cache=caches))
+        except REFUSALS as error:
+            # Attention sinks, say, or a model that computes with the cache's arrays itself.
+            reason = f"{type(error).__name__}: {error}"
+    if reason is not None:
+        raise ValueError(f"batch.kv_bits = {kv_bits} cannot be had with {name}: {reason}")
+    return caches
 
 
 def _weights(model: nn.Module) -> dict[str, mx.array]:

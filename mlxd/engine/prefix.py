@@ -2,7 +2,8 @@
 
 A block is addressed by its tokens and all tokens before it, so prompts that
 begin alike share blocks whoever sent them. It suits models whose layers all
-have full attention: there, any prefix of a state is the state of the prefix.
+have full attention, quantised or not: there, any prefix of a state is the state
+of the prefix.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.cache import KVCache
+from mlx.utils import tree_map
 
-from mlxd.engine.slots import FullSlots, LayerSpec
+from mlxd.engine.slots import ColumnSpec, LayerSpec
 
 #: Tokens of a block. Small, because what chat templates begin with is short: the
 #: starter's 24 tokens are a quarter of a short prompt.
@@ -26,8 +27,8 @@ BLOCK = 8
 #: Bytes of a block's address.
 DIGEST = 16
 
-#: Keys and values [layers, heads, BLOCK, dim] of each group of layers of one shape.
-Block = list[tuple[mx.array, mx.array]]
+#: Arrays [layers, heads, BLOCK, …], as the spec's columns, of each group of layers of one spec.
+Block = list[list[mx.array]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +81,11 @@ class PrefixCache:
         """
         if not self.supports(layout):
             raise ValueError("a prefix cache needs full attention in every layer")
-        groups: defaultdict[LayerSpec, list[int]] = defaultdict(list)
+        groups: defaultdict[ColumnSpec, list[int]] = defaultdict(list)
         for index, spec in enumerate(layout):
-            groups[spec].append(index)
-        self._groups = list(groups.values())
+            if isinstance(spec, ColumnSpec):
+                groups[spec].append(index)
+        self._groups = list(groups.items())
         self._layers = len(layout)
         self._block_bytes = sum(spec.row_bytes(BLOCK) for spec in layout)
         self._capacity = max_bytes // self._block_bytes
@@ -92,7 +94,7 @@ class PrefixCache:
     @staticmethod
     def supports(layout: Sequence[LayerSpec]) -> bool:
         """Whether all layers have full attention, and there are any."""
-        return len(layout) > 0 and all(spec.slots is FullSlots for spec in layout)
+        return len(layout) > 0 and all(isinstance(s, ColumnSpec) for s in layout)
 
     @property
     def has_room(self) -> bool:
@@ -135,19 +137,19 @@ class PrefixCache:
         self._touch(addresses)
         blocks = [self._blocks[address] for address in addresses]
         length = len(blocks) * BLOCK
-        caches = [KVCache() for _ in range(self._layers)]
-        for group, layers in enumerate(self._groups):
-            keys = mx.concatenate([block[group][0] for block in blocks], axis=2)
-            values = mx.concatenate([block[group][1] for block in blocks], axis=2)
+        caches: list[Any] = [None] * self._layers
+        for group, (spec, layers) in enumerate(self._groups):
+            parts = zip(*(block[group] for block in blocks), strict=True)
+            arrays = [mx.concatenate(list(part), axis=2) for part in parts]
             for position, layer in enumerate(layers):
                 row = slice(position, position + 1)
-                caches[layer].state = (keys[row], values[row], length)
+                caches[layer] = spec.cache([array[row] for array in arrays], length)
         return Restored(length, caches)
 
-    def passing(self, tokens: Sequence[int], caches: Sequence[KVCache], row: int) -> None:
+    def passing(self, tokens: Sequence[int], caches: Sequence[Any], row: int) -> None:
         """Nothing: the whole prompt's state has these blocks, too."""
 
-    def store(self, tokens: Sequence[int], caches: Sequence[KVCache], row: int) -> None:
+    def store(self, tokens: Sequence[int], caches: Sequence[Any], row: int) -> None:
         """Keep the whole blocks of a prompt's state that are not known yet, as far as they fit.
 
         Args:
@@ -169,19 +171,16 @@ class PrefixCache:
         self._blocks.update(zip(unknown, blocks, strict=True))
         self._touch(addresses)
 
-    def _cut(self, caches: Sequence[KVCache], row: int, first: int, end: int) -> list[Block]:
+    def _cut(self, caches: Sequence[Any], row: int, first: int, end: int) -> list[Block]:
         """Blocks first..end of a row, as copies: a view would keep the whole prompt alive."""
         columns = slice(first * BLOCK, end * BLOCK)
         blocks: list[Block] = [[] for _ in range(end - first)]
-        for layers in self._groups:
-            states = [caches[layer].state for layer in layers]
-            keys = mx.stack([state[0][row, :, columns] for state in states])
-            values = mx.stack([state[1][row, :, columns] for state in states])
+        for spec, layers in self._groups:
+            parts = zip(*(spec.columns(caches[layer]) for layer in layers), strict=True)
+            arrays = [mx.stack([array[row, :, columns] for array in part]) for part in parts]
             for index, block in enumerate(blocks):
                 inside = slice(index * BLOCK, (index + 1) * BLOCK)
-                block.append(
-                    (mx.contiguous(keys[:, :, inside]), mx.contiguous(values[:, :, inside]))
-                )
+                block.append([mx.contiguous(array[:, :, inside]) for array in arrays])
         return blocks
 
     def _known(self, addresses: Iterator[bytes] | Sequence[bytes]) -> list[bytes]:
@@ -205,11 +204,11 @@ def addresses_of(tokens: Sequence[int]) -> Iterator[bytes]:
         yield address
 
 
-def batched(states: Sequence[Sequence[KVCache]]) -> list[KVCache]:
+def batched(states: Sequence[Sequence[Any]]) -> list[Any]:
     """States of the same number of tokens as one batch, to be prefilled together.
 
     Args:
-        states: each one cache per layer; their rows follow one another in the batch.
+        states: each one cache of columns per layer; their rows follow one another in the batch.
 
     Raises:
         ValueError: the states differ in their number of tokens or of layers.
@@ -217,16 +216,20 @@ def batched(states: Sequence[Sequence[KVCache]]) -> list[KVCache]:
     return [_joined(layer) for layer in zip(*states, strict=True)]
 
 
-def _joined(caches: Sequence[KVCache]) -> KVCache:
+def _joined(caches: Sequence[Any]) -> Any:
     """One layer's caches as one, with all their rows."""
-    joined = KVCache()
+    joined = type(caches[0])()
     lengths = {cache.offset for cache in caches}
     if len(lengths) > 1:
         raise ValueError(f"states of {sorted(lengths)} tokens cannot be one batch")
     length = lengths.pop()
     if length > 0:
         states = [cache.state for cache in caches]
-        keys = mx.concatenate([state[0][:, :, :length] for state in states])
-        values = mx.concatenate([state[1][:, :, :length] for state in states])
-        joined.state = (keys, values, length)
+
+        def together(*arrays: mx.array) -> mx.array:
+            return mx.concatenate([array[:, :, :length] for array in arrays])
+
+        keys = tree_map(together, *(state[0] for state in states))
+        values = tree_map(together, *(state[1] for state in states))
+        joined.state = (keys, values, length, *states[0][3:])
     return joined

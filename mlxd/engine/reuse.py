@@ -6,8 +6,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mlx_lm.models.cache import make_prompt_cache
-
 from mlxd.engine.loading import LoadedModel
 from mlxd.engine.prefill import Prefilled
 from mlxd.engine.prefix import PrefixCache, Prefixes
@@ -31,7 +29,7 @@ class Reuse:
         if PrefixCache.supports(loaded.layout or []):
             self._prefixes = PrefixCache(loaded.layout or [], max_bytes)
         elif loaded.layout:
-            self._prefixes = Snapshots(lambda: make_prompt_cache(loaded.model), max_bytes)
+            self._prefixes = Snapshots(loaded.make_caches, max_bytes)
 
     @property
     def has_room(self) -> bool:

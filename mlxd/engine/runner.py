@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import make_prompt_cache
 
 from mlxd.engine import prefill, serial
 from mlxd.engine.constraint import Constraint
@@ -42,6 +41,7 @@ class Runner:
             smallest_class: tokens that a row of the first capacity class can have.
         """
         self._model = loaded.model
+        self._make_caches = loaded.make_caches
         self._vocab_size = loaded.vocab_size
         self._constraints = loaded.constraints
         self._layout: list[LayerSpec] = loaded.layout or []
@@ -136,7 +136,7 @@ class Runner:
         """The caches of a group's rows, which all hold the same number of tokens."""
         held = [state.caches for state in states if state is not None]
         if not held:
-            return make_prompt_cache(self._model)
+            return self._make_caches()
         return held[0] if len(held) == 1 else batched(held)
 
     def seat(self, row: int, request: Submit, given: Sequence[int] = ()) -> None:
@@ -288,7 +288,7 @@ class Runner:
         state = self._memory.state(len(request.prompt) + request.max_tokens)
         if not self._fits(Promise(None, state), []):
             raise RowFailed(NO_MEMORY)
-        self._serial = make_prompt_cache(self._model)
+        self._serial = self._make_caches()
         try:
             constraint = self._constraint(request)
             yield from serial.generate(

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import mlx.core as mx
-from mlx import nn
-from mlx_lm.models.cache import make_prompt_cache
 
+from mlxd.engine.caches import REFUSALS
+from mlxd.engine.loading import LoadedModel
 from mlxd.engine.pool import SMALLEST_COLUMNS, Pool
 from mlxd.engine.slots import LayerSpec
 from mlxd.engine.step import Forward, forward
@@ -24,25 +24,25 @@ from mlxd.engine.step import Forward, forward
 LENGTHS = (7, 1, 4)
 RUNG = 4
 #: How far logits may be apart, relative to their spread: what other shapes of the same
-#: sums make of float32, and what they make of 16 bits, where an expert may change as well.
+#: sums make of float32, and what they make of 16 bits, where an expert may change as well, or
+#: of quantised KV, where a last bit may turn into another step.
 EXACT, ROUNDED = 1e-3, 0.2
 
 Stepping = Literal["compiled", "plain"]
 
-#: What models raise on a cache that they do not expect.
-REFUSALS = (AttributeError, TypeError, ValueError, RuntimeError, IndexError, NotImplementedError)
 
-
-def stepping(model: nn.Module, layout: Sequence[LayerSpec], vocab_size: int) -> Stepping | None:
+def stepping(loaded: LoadedModel) -> Stepping | None:
     """How a step of a few rows gives their own logits; None, and standard error says why not.
 
     A step that cannot be compiled still batches: each token just costs more of the host.
     """
-    step = forward(model, layout, vocab_size, SMALLEST_COLUMNS)
+    if loaded.layout is None:
+        return None
+    step = forward(loaded.model, loaded.layout, loaded.vocab_size, SMALLEST_COLUMNS)
     kinds: dict[Stepping, Forward] = {"compiled": mx.compile(step), "plain": step}
     for kind, trial in kinds.items():
         try:
-            distance, limit = _distance(model, layout, vocab_size, trial)
+            distance, limit = _distance(loaded, loaded.layout, trial)
         except REFUSALS as error:
             print(f"a {kind} step does not run on slots: {error!r}", file=sys.stderr)  # noqa: T201
             continue
@@ -55,9 +55,10 @@ def stepping(model: nn.Module, layout: Sequence[LayerSpec], vocab_size: int) -> 
 
 
 def _distance(
-    model: nn.Module, layout: Sequence[LayerSpec], vocab_size: int, step: Forward
+    loaded: LoadedModel, layout: Sequence[LayerSpec], step: Forward
 ) -> tuple[float, float]:
     """The largest distance of a row's logits to its own, and how large it may be."""
+    model, vocab_size = loaded.model, loaded.vocab_size
     pool = Pool(layout, SMALLEST_COLUMNS, RUNG)
     wanted = []
     positions = [0] * RUNG
@@ -65,7 +66,7 @@ def _distance(
         tokens = [(17 * number + 5 * index + 1) % vocab_size for index in range(length)]
         slot = pool.take()
         positions[slot] = length - 1
-        caches: list[Any] = make_prompt_cache(model)
+        caches = loaded.make_caches()
         if length > 1:
             model(mx.array([tokens[:-1]]), cache=caches)
             pool.join(slot, caches, 0, length - 1, tokens[-1])
@@ -75,7 +76,7 @@ def _distance(
         wanted.append(model(mx.array([tokens[-1:]]), cache=caches)[0, -1, :vocab_size])
     logits, _arrays = step(pool.tokens, mx.array(positions, dtype=mx.int32), pool.arrays())
     own = mx.stack(wanted)
-    limit = EXACT if own.dtype == mx.float32 else ROUNDED
+    limit = EXACT if own.dtype == mx.float32 and not loaded.kv_bits else ROUNDED
     own = own.astype(mx.float32)
     centred = own - own.mean(axis=-1, keepdims=True)
     difference = logits[: len(LENGTHS)].astype(mx.float32) - own

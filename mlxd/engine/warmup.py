@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
-from mlx_lm.models.cache import make_prompt_cache
 
 from mlxd.engine import prefill, trial
 from mlxd.engine.loading import BATCHABLE, LoadedModel
@@ -21,7 +20,7 @@ from mlxd.engine.pool import SMALLEST_COLUMNS, rungs
 from mlxd.engine.port import Chunk
 from mlxd.engine.runner import Runner
 from mlxd.engine.sampling import Draw, RowSampler, sample
-from mlxd.engine.slots import FullSpec
+from mlxd.engine.slots import ColumnSpec
 from mlxd.wire import BatchTuning, Capabilities, Lane, Sampling, Submit
 
 REASON_CACHE = "cache"
@@ -88,6 +87,7 @@ def run(runner: Runner, loaded: LoadedModel, tuning: BatchTuning) -> WarmedUp:
         batchable=list(BATCHABLE),
         structured=loaded.constraints is not None,
         row_bytes=runner.row_bytes,
+        kv_bits=loaded.kv_bits,
     )
     working = max(sampling + stepping, prefilling)
     mx.reset_peak_memory()  # of serving, from here on
@@ -96,9 +96,7 @@ def run(runner: Runner, loaded: LoadedModel, tuning: BatchTuning) -> WarmedUp:
 
 def _can_step(runner: Runner, loaded: LoadedModel) -> bool:
     """Whether the model runs on slots; the runner is told how."""
-    if loaded.layout is None:
-        return False
-    stepping = trial.stepping(loaded.model, loaded.layout, loaded.vocab_size)
+    stepping = trial.stepping(loaded)
     runner.compiles = stepping == "compiled"
     return stepping is not None
 
@@ -185,13 +183,13 @@ def _chunk(loaded: LoadedModel, size: int, depth: int) -> Chunked:
 
     Windows are left empty: what they add is bounded, and small beside full attention.
     """
-    caches = make_prompt_cache(loaded.model)
-    for cache, spec in zip(caches, loaded.layout or [], strict=True):
-        if depth and type(spec) is FullSpec:
+    caches = loaded.make_caches()
+    for layer, spec in enumerate(loaded.layout or []):
+        if depth and isinstance(spec, ColumnSpec):
             # With room for the chunk: caches grow by many chunks at a time.
-            keys = mx.zeros((1, spec.heads, depth + size, spec.key_dim), spec.dtype)
-            values = mx.zeros((1, spec.heads, depth + size, spec.value_dim), spec.dtype)
-            cache.state = (keys, values, depth)
+            shapes = spec.shapes(depth + size)
+            blank = [mx.zeros((1, *shape), dtype) for shape, dtype in shapes]
+            caches[layer] = spec.cache(blank, depth)
     mx.eval(prefill.arrays_of(caches))
     before = mx.get_active_memory()
     mx.reset_peak_memory()

@@ -9,7 +9,7 @@ from mlxd.gateway.ledger import Ledger
 from mlxd.gateway.terms import Terms
 from mlxd.gateway.waiting import startable
 from mlxd.memory import row_needs
-from mlxd.policy import Reject, Take, decide
+from mlxd.policy import Reject, Take, decide, model_traits
 from mlxd.serving import Generation
 from mlxd.wire import Capabilities, Lane
 
@@ -18,7 +18,8 @@ def choose_lane(
     generation: Generation, terms: Terms, capabilities: Capabilities, ledger: Ledger
 ) -> Take:
     """What the policy says. Raises BadRequest where it rejects the request."""
-    answer = decide(generation.traits, terms.policy, terms.batch.width, capabilities)
+    traits = generation.traits | model_traits(capabilities)
+    answer = decide(traits, terms.policy, terms.batch.width, capabilities)
     ledger.decided(answer)
     if isinstance(answer, Reject):
         raise BadRequest(

@@ -138,6 +138,7 @@ class EngineRun:
                 batch=tuning,
                 attention=settings.attention,
                 kernels=settings.kernels,
+                kv_bits=settings.batch.kv_bits,
             )
         )
         async for frame in self._heard():

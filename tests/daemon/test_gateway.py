@@ -6,6 +6,7 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
+from msgspec import structs
 
 from mlxd.config import BatchSettings, PolicySettings
 from mlxd.errors import BadRequest, Draining, EngineFailed, ModelNotReady, QueueFull, TimedOut
@@ -146,6 +147,18 @@ class TestLanes:
 
         assert (ticket.lane, ticket.reason) == (Lane.SERIAL, "cache")
         assert bench.value("mlxd_lane_decisions_total", lane="serial", reason="cache") == 1
+
+    @pytest.mark.parametrize(
+        ("answer", "lane", "reason"),
+        [("batch", Lane.BATCH, "none"), ("serial", Lane.SERIAL, "kv_quant")],
+    )
+    async def test_quantised_kv_is_a_trait_of_every_request(self, admitted, answer, lane, reason):
+        """The policy says where a model with it runs."""
+        quantised = structs.replace(EVERYTHING, kv_bits=8)
+        bench = Bench(terms(PolicySettings(kv_quant=answer)), quantised)
+        (ticket,) = await admitted(bench, "a")
+
+        assert (ticket.lane, ticket.reason) == (lane, reason)
 
     async def test_width_comes_before_the_cache(self, admitted):
         """With one row and a cache that cannot be batched, the reason is the width."""

@@ -83,6 +83,16 @@ def test_engine_keys_replace_the_model(key: str, value: object):
     assert set(plan.replace["a"]) == {key, "aliases"}
 
 
+def test_kv_bits_are_the_engines_though_they_stand_in_a_live_table():
+    """Caches of one kind cannot become those of another: a new engine, and no live change."""
+    new = A.model_copy(update={"batch": BatchSettings(kv_bits=8, width=4)})
+
+    plan = diff(settings(a=A), settings(a=new))
+
+    assert plan.retune == {}
+    assert plan.replace == {"a": ("batch.width", "batch.kv_bits")}
+
+
 def test_models_come_and_go():
     """Models are told apart by id alone."""
     plan = diff(settings(a=A, b=A), settings(b=A, c=A))

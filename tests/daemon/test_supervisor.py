@@ -1006,6 +1006,7 @@ class TestLiveChanges:
             ({"width": 0}, "models.a.batch.width"),
             ({"width": "8"}, "models.a.batch.width"),
             ({"widht": 8}, "models.a.batch.widht"),
+            ({"kv_bits": 8}, "models.a.batch.kv_bits"),
         ],
     )
     async def test_change_that_cannot_be_names_its_key(

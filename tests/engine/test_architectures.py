@@ -12,7 +12,7 @@ import pytest
 
 from mlxd.engine import trial
 from tests.engine.architectures import ARCHITECTURES, build
-from tests.engine.tiny import VOCAB, WINDOW, Engine, loaded, prompt, solo
+from tests.engine.tiny import WINDOW, Engine, loaded, prompt, solo
 
 #: What has to go serial, and why. It may only shrink.
 SERIAL = {
@@ -45,7 +45,7 @@ def test_rows_that_join_and_leave_equal_solo_generation(name: str) -> None:
     model = loaded(build(name))
     assert model.layout is not None
     engine = Engine(model, width=4, chunk=32, smallest_class=CLASS)
-    stepping = trial.stepping(model.model, model.layout, VOCAB)
+    stepping = trial.stepping(model)
     assert stepping is not None
     engine.runner.compiles = stepping == "compiled"
     prompts = [prompt(length, 31 + number) for number, (length, _count) in enumerate(REQUESTS)]
@@ -91,7 +91,7 @@ def test_a_model_that_slots_would_change_is_found_out_at_load(
 ) -> None:
     """It fails on slots, gives other logits there, or has a cache class without slots."""
     model = loaded(build(name))
-    assert model.layout is None or trial.stepping(model.model, model.layout, VOCAB) is None
+    assert model.layout is None or trial.stepping(model) is None
     assert model.layout is None or "slots" in capfd.readouterr().err
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from mlx.utils import tree_map
 from mlx_lm.generate import generate_step
 from mlx_lm.models import cohere2, exaone4, gemma3_text, gpt_oss, llama, olmo3, qwen3
-from mlx_lm.models.cache import make_prompt_cache
 
+from mlxd.engine.caches import make_caches
 from mlxd.engine.constraint import Constraints
 from mlxd.engine.loading import PROBE_TOKENS, LoadedModel
 from mlxd.engine.pace import Pace
@@ -205,6 +205,7 @@ def loaded(
     context: int = 4096,
     seed: int = 0,
     constraints: Constraints | None = None,
+    kv_bits: int = 0,
 ) -> LoadedModel:
     """The model with random float32 weights that make its greedy text wander."""
     mx.random.seed(seed)
@@ -216,7 +217,7 @@ def loaded(
     )
     model.eval()
     mx.eval(model.parameters())
-    caches = make_prompt_cache(model)
+    caches = make_caches(model, kv_bits)
     mx.eval(model(mx.array([[0] * PROBE_TOKENS]), cache=caches))
     names = sorted({type(cache).__name__ for cache in caches})
     return LoadedModel(
@@ -229,6 +230,7 @@ def loaded(
         weight_bytes=0,
         seconds=0.0,
         constraints=constraints,
+        kv_bits=kv_bits,
     )
 
 

@@ -18,7 +18,7 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
-from mlxd.engine.slots.base import LayerSlots, LayerSpec, StepCache
+from mlxd.engine.slots.base import ColumnSpec, LayerSlots, LayerSpec, StepCache
 from mlxd.engine.slots.full import FullSlots, FullSpec
 from mlxd.engine.slots.group import GroupSpec
 from mlxd.engine.slots.quantized import QuantizedSpec
@@ -26,6 +26,7 @@ from mlxd.engine.slots.ring import RingSpec
 from mlxd.engine.slots.state import StateSpec
 
 __all__ = [
+    "ColumnSpec",
     "FullSlots",
     "FullSpec",
     "GroupSpec",

@@ -37,6 +37,21 @@ class LayerSpec(ABC):
         return sum(math.prod(shape) * dtype.size for shape, dtype in self.shapes(capacity))
 
 
+class ColumnSpec(LayerSpec):
+    """A layer whose state is one column per token: any prefix of it is the prefix's state.
+
+    Columns are axis 2 of each of its arrays.
+    """
+
+    @abstractmethod
+    def columns(self, cache: Any) -> list[mx.array]:
+        """The arrays [rows, heads, columns, …] of a cache of mlx-lm's that is not empty."""
+
+    @abstractmethod
+    def cache(self, arrays: Sequence[mx.array], length: int) -> Any:
+        """A cache of mlx-lm's around such arrays, of which `length` columns hold tokens."""
+
+
 class StepCache(Protocol):
     """Stands for mlx-lm's cache of one layer during one decode step of all rows.
 

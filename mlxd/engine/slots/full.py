@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.cache import KVCache
 
-from mlxd.engine.slots.base import LayerSlots, LayerSpec
+from mlxd.engine.slots.base import ColumnSpec, LayerSlots
 
 
 @dataclass(frozen=True, slots=True)
-class FullSpec(LayerSpec):
+class FullSpec(ColumnSpec):
     """Keys [heads, capacity, key_dim] and values [heads, capacity, value_dim] of a row."""
 
     heads: int
@@ -37,6 +38,18 @@ class FullSpec(LayerSpec):
             ((self.heads, capacity, self.key_dim), self.dtype),
             ((self.heads, capacity, self.value_dim), self.dtype),
         ]
+
+    def columns(self, cache: KVCache) -> list[mx.array]:
+        """Keys, values."""
+        keys, values, _offset = cache.state
+        return [keys, values]
+
+    def cache(self, arrays: Sequence[mx.array], length: int) -> KVCache:
+        """mlx-lm's plain cache, with the arrays as its own."""
+        keys, values = arrays
+        cache = KVCache()
+        cache.state = (keys, values, length)
+        return cache
 
 
 class FullSlots(LayerSlots):

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.cache import QuantizedKVCache
 
-from mlxd.engine.slots.base import LayerSlots, LayerSpec
+from mlxd.engine.slots.base import ColumnSpec, LayerSlots
 from mlxd.engine.slots.full import columns_mask
 
 #: Packed numbers, scales, biases; each [rows, heads, columns, …].
@@ -20,7 +21,7 @@ Quantized = tuple[mx.array, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizedSpec(LayerSpec):
+class QuantizedSpec(ColumnSpec):
     """Keys and values of a row at `bits` bits, one scale and bias for `group_size` numbers."""
 
     heads: int
@@ -57,6 +58,17 @@ class QuantizedSpec(LayerSpec):
             packed = (self.heads, capacity, dim * self.bits // 32)
             shapes += [(packed, mx.uint32), (groups, self.dtype), (groups, self.dtype)]
         return shapes
+
+    def columns(self, cache: QuantizedKVCache) -> list[mx.array]:
+        """Of the keys, then of the values: packed numbers, scales, biases."""
+        keys, values, *_ = cache.state
+        return [*keys, *values]
+
+    def cache(self, arrays: Sequence[mx.array], length: int) -> QuantizedKVCache:
+        """mlx-lm's quantised cache, with the arrays as its own."""
+        cache = QuantizedKVCache(self.group_size, self.bits)
+        cache.state = (tuple(arrays[:3]), tuple(arrays[3:]), length, self.group_size, self.bits)
+        return cache
 
 
 class QuantizedSlots(LayerSlots):

@@ -12,14 +12,21 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxd.engine.slots.base import LayerSlots
-from mlxd.engine.slots.full import FullSpec, FullStep
+from mlxd.engine.slots.base import LayerSlots, LayerSpec
+from mlxd.engine.slots.full import FullStep
 
 
 @dataclass(frozen=True, slots=True)
-class RingSpec(FullSpec):
-    """As with full attention, but `window` columns whatever the capacity."""
+class RingSpec(LayerSpec):
+    """Keys [heads, window, key_dim] and values [heads, window, value_dim], whatever the capacity.
 
+    No `ColumnSpec`: a ring holds its last tokens, and no prefix of them.
+    """
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    dtype: mx.Dtype
     window: int
     keep: int
 
@@ -36,7 +43,10 @@ class RingSpec(FullSpec):
 
     def shapes(self, capacity: int) -> list[tuple[tuple[int, ...], mx.Dtype]]:
         """Keys, values."""
-        return FullSpec.shapes(self, self.window)
+        return [
+            ((self.heads, self.window, self.key_dim), self.dtype),
+            ((self.heads, self.window, self.value_dim), self.dtype),
+        ]
 
     @property
     def longest_padded(self) -> float:
