@@ -12,9 +12,10 @@ import pytest
 from tests.e2e.conftest import daemon
 
 MODELS = ("one", "other")
-#: Each of these rows begins in the first class, of 512 tokens, and grows into the second.
+#: Each of these rows begins in the first class, of 512 tokens, and grows into the second, where it
+#: stays for so long that the other one must come there too, however late it began.
 PROMPTS = [f"{number}: tell me more. " + "The sea is wide and deep. " * 60 for number in range(2)]
-TOKENS = 90
+TOKENS = 160
 #: Holds two rows of the first class beside one of the second, and not two of the second.
 KV = 150_000_000
 

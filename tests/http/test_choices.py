@@ -23,11 +23,15 @@ WORDS = [" zero", " one", " two", " three"]
 
 
 class Numbered:
-    """A script that says its answer's own number, as told by the order of admission."""
+    """A script that says its answer's own number, as told by the order of admission.
+
+    With `together`, so many answers each say a first piece before any says its second.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._numbers: dict[str, int] = {}
+        self.together = asyncio.Barrier(1)
 
     def __call__(self, generation: Generation) -> AsyncGenerator[list[int], None]:
         """Play it."""
@@ -35,15 +39,24 @@ class Numbered:
         return self._say(f"I am{WORDS[number % len(WORDS)]}.")
 
     async def _say(self, text: str) -> AsyncGenerator[list[int], None]:
-        for token in await self._tokenizer.encode(text):
+        first, *others = await self._tokenizer.encode(text)
+        yield [first]
+        await self.together.wait()
+        for token in others:
             yield [token]
             await asyncio.sleep(0)  # the other answers' turn
 
 
 @pytest.fixture
-def gateway(tokenizer: Tokenizer) -> FakeGateway:
+def script(tokenizer: Tokenizer) -> Numbered:
+    """What the fake model says."""
+    return Numbered(tokenizer)
+
+
+@pytest.fixture
+def gateway(script: Numbered) -> FakeGateway:
     """Each answer says which it is."""
-    return FakeGateway(Numbered(tokenizer))
+    return FakeGateway(script)
 
 
 @pytest.fixture
@@ -70,8 +83,11 @@ async def test_n_answers_have_their_own_index_text_and_reason(client: openai.Asy
     assert answer.usage.completion_tokens == 3 * one.usage.completion_tokens
 
 
-async def test_n_streamed_answers_come_side_by_side(client: openai.AsyncOpenAI) -> None:
+async def test_n_streamed_answers_come_side_by_side(
+    client: openai.AsyncOpenAI, script: Numbered
+) -> None:
     """Each with a role and a reason of its own; one end, one usage."""
+    script.together = asyncio.Barrier(3)
     stream = await client.chat.completions.create(
         model=MODEL, messages=ASK, n=3, stream=True, stream_options={"include_usage": True}
     )
